@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from .system.versions import VERSION
+from .system import VERSION
 
 __version__ = VERSION
 
@@ -29,8 +29,6 @@ __all__ = sorted(_MODULE)
 def __getattr__(name: str) -> Any:
     if name not in _MODULE:
         raise AttributeError(f"module 'autopar' has no attribute {name!r}; it has {', '.join(__all__)}")
-    # `view` registers how plans and timelines are drawn, since their own room cannot import it.
-    import_module(".view", __name__)
     return getattr(import_module(f".{_MODULE[name]}", __name__), name)
 
 

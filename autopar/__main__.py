@@ -5,10 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import warnings
 from collections.abc import Sequence
 from importlib import import_module
-from pathlib import Path
 
 from . import __version__
 from .cli import Parser
@@ -19,12 +17,12 @@ COMMANDS = ("demo", "doctor", "plan", "bench", "whatif")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; return 0 on success, 2 for invalid input (one sentence on stderr)."""
+    """Run one command; return 0 on success, 2 for invalid input, with one sentence on stderr."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     parser = Parser(
         prog="python -m autopar",
-        description="Make an ordinary PyTorch model use every device of the machine it is on.",
-        epilog="demo: a two-layer MLP on the CPU and two devices, with pictures. doctor: the devices of this machine. "
+        description="Run an unmodified PyTorch model on all devices of your machine at once.",
+        epilog="demo: a two-layer MLP on the CPU and two devices, with pictures. doctor: what this machine has. "
         "plan: plan a model or a task graph for a machine. bench: compare a model with other stacks. whatif: "
         "predict a model on declared hosts. Each command has --help.",
     )
@@ -44,11 +42,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     try:
         # Each command loads only what it needs: planning a task graph never loads torch.
-        run = demo if chosen.command == "demo" else import_module(f".cli.{chosen.command}", "autopar").main
-        return int(run(arguments[split:]))
+        return int(import_module(f".cli.{chosen.command}", "autopar").main(arguments[split:]))
     except AutoparError as error:
         # Names that the user chose may contain line breaks and control characters.
         print(f"autopar {chosen.command}: {printable(' '.join(str(error).splitlines()))}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        print(
+            f"autopar {chosen.command}: torch is not installed, which models need; install it",
+            file=sys.stderr,
+        )
         return 2
     except BrokenPipeError:
         # The reader, such as `head`, has enough. Python would complain of the rest when it ends.
@@ -62,21 +67,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-
-
-def demo(argv: Sequence[str]) -> int:
-    """Run examples/two_layer_mlp.py of this clone."""
-    script = Path(__file__).resolve().parent.parent / "examples" / "two_layer_mlp.py"
-    if not script.exists():
-        raise AutoparError(
-            f"the demo is {script.name} in a clone of the repository, and {script.parent} is not there"
-        )
-    # torch warns once when it traces without numpy, which nothing here needs.
-    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
-    sys.argv = [str(script), *argv]
-    sys.path.insert(0, str(script.parent))
-    import_module(script.stem).main()
-    return 0
 
 
 if __name__ == "__main__":

@@ -76,13 +76,13 @@ def compile(
         plan: An existing `Plan` or its file, edited or not, used as it is.
         batch_norm: Statistics in training with a split batch: "full" batch, or "per_part" as in nn.DataParallel.
         recompute: "auto": recompute activations if a cap requires it. A number: share of their bytes to keep.
-        home: "auto": each device keeps a copy of the weights it reads, or streams them if no accelerator has room. A
+        home: "auto": each device keeps a copy of the weights it reads, or streams them if they fit on no accelerator. A
             device, or module path or glob → device: the weights stay only there, and each call transfers them.
         kernels: "eager": PyTorch's own, bit for bit. "auto": compile in the first call with each installed library
             ("inductor", "inductor frozen", "onnxruntime", "openvino", "cudagraphs"), compare each with eager, and use
             the fastest on this machine. Or a library, or a backend of `torch.compile`, by name. See `prepare`.
         fullgraph: As in `torch.compile`: refuse a model that is not one graph.
-        dynamic: As in `torch.compile`: sizes are open from the start (True), never (False), or once they vary (None).
+        dynamic: As in `torch.compile`: dynamic shapes always (True), never (False), or after the first change (None).
 
     The result trains like the model: grad mode on, `loss.backward()`, any torch optimizer. Raises DeviceError,
     CaptureError, PlanError or MemoryCapError; each says what to type next.
@@ -124,7 +124,7 @@ def prepared(
     is None while it is not known. Raises DeviceError or PlanError."""
     machine = _machine(devices, memory, here=True)
     checked = Options(**{**options, "pins": options.get("pins") or {}}).fitting(machine, model)
-    checked.living(machine, model)
+    checked.require_homes(machine, model)
     given = Plan.load(plan) if isinstance(plan, (str, PathLike)) else plan
     if given is not None and not isinstance(given, Plan):
         raise PlanError(

@@ -40,13 +40,12 @@ class DataParallel(CompiledModule):
     `module` is not a module, PlanError if the batch cannot be split or has another axis than `dim`.
     """
 
-    __slots__ = ("_asked", "_deliver", "_held", "device_ids", "dim", "output_device")
+    __slots__ = ("_deliver", "_held", "device_ids", "dim", "output_device")
 
     device_ids: list[Any]
     output_device: Any
     dim: int
     _deliver: torch.device
-    _asked: tuple[tuple[Any, ...], dict[str, Any]]
     _held: Plan | None
 
     def __new__(cls, module: nn.Module, *_: Any, **__: Any) -> DataParallel:
@@ -83,12 +82,13 @@ class DataParallel(CompiledModule):
             usual["split"] = dict.fromkeys(names, 1.0)
         else:
             usual |= {"split": None, "policy": f"single {names[0]}"}
+        placement = compile(module, machine, **{**usual, **options})._placement
+        placement.compile_alike = lambda other: DataParallel(other, device_ids, output_device, dim, **options)
         own: dict[str, Any] = {
-            "_placement": compile(module, machine, **{**usual, **options})._placement,
+            "_placement": placement,
             "device_ids": list(ids),
             "dim": dim,
             "output_device": ids[0] if output_device is None else output_device,
-            "_asked": ((device_ids, output_device, dim), options),
             "_deliver": torch.device("cpu" if kind_of(deliver).stand_in else deliver),
             "_held": None,
         }
@@ -112,10 +112,6 @@ class DataParallel(CompiledModule):
         if wrapped and not hasattr(self.module, "module"):
             state_dict = {key.removeprefix("module."): value for key, value in state_dict.items()}
         return super().load_state_dict(state_dict, *args, **kwargs)
-
-    def _compiled_again(self, model: nn.Module) -> DataParallel:
-        asked, options = self._asked
-        return DataParallel(model, *asked, **options)
 
     def __repr__(self) -> str:
         return f"autopar.DataParallel({self.module!r}, device_ids={self.device_ids})"

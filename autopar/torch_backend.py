@@ -57,6 +57,6 @@ def backend(options: Mapping[str, Any]) -> ModelSession:
             if found is not None and given == options:
                 return found
         machine, checked, plan = prepared(None, **options)
-        made = ModelSession(machine, checked, given=plan)
+        made = ModelSession(machine, checked, user_plan=plan)
         _backends.append((dict(options), weakref.ref(made)))
         return made

@@ -8,7 +8,7 @@
 4. autopar's names in torch.profiler (and, where there is CUDA, as NVTX ranges in Nsight Systems);
 5. a random tangle of small operations, in place and through views too, bit-equal to eager.
 
-With a GPU it uses that. Without, declared T4s are stood in for by worker threads on a slowed-down clock.
+With a GPU it uses that. Without one, worker threads emulate T4s on a slowed-down clock.
 """
 
 import argparse

@@ -17,6 +17,7 @@ from functools import cache
 from typing import Any
 from warnings import catch_warnings
 
+import numpy
 import torch
 
 from ..costs.blocks import Block, counted, disturbed, median, timed
@@ -26,12 +27,10 @@ from ..session import compare
 from ..system.text import brief, seconds, stage, table
 from .rivals import EAGER, Case, Entrant, Rival
 
-PATIENCE = 0.6
-"""Share of the build time in which a rival may become faster."""
-
 STEP_LIMIT = 1e-4
 """Limit on the error of the loss and of the weight changes of a float32 training step, whose sums are long."""
 SLACK = 4
+"""Times eager's own error on a nudged case that a rival's error may be."""
 
 
 def contest(
@@ -64,10 +63,9 @@ def contest(
 
         outcomes: dict[str, _Outcome] = {}
         turns, serving = {}, {}
-        patient = replace(case, patience_s=PATIENCE * build_s)
         for rival in rivals:
             with stage(f"{title}: building {rival.name}"):
-                outcome, entrant, answers = _built(rival, patient, build_s)
+                outcome, entrant, answers = _built(rival, case, build_s)
             if entrant is not None:
                 stack.callback(entrant.close)
                 error, why = wrong(answers, reference, nudged, case.train)
@@ -141,7 +139,7 @@ def _limited(limit_s: float) -> Iterator[None]:
 
 
 def wrong(
-    found: Sequence[torch.Tensor],
+    answers: Sequence[torch.Tensor],
     eager: Sequence[torch.Tensor],
     nudged: Callable[[], Sequence[Sequence[torch.Tensor]]],
     train: bool,
@@ -152,14 +150,14 @@ def wrong(
     An error of at most `SLACK` times eager's own error on the `nudged` case is also allowed, because a
     gradient jumps where the sign of a ReLU or the place of a maximum depends on the last bit.
     """
-    if len(found) != len(eager):
-        return math.inf, f"{len(found)} tensors, not {len(eager)}"
-    errors = [compare.error(a, b) for a, b in zip(found, eager)]
-    for index, (a, b) in enumerate(zip(found, eager)):
+    if len(answers) != len(eager):
+        return math.inf, f"{len(answers)} tensors, not {len(eager)}"
+    errors = [compare.error(a, b) for a, b in zip(answers, eager)]
+    for index, (a, b) in enumerate(zip(answers, eager)):
         allowed = max(compare.limit(b), STEP_LIMIT if train and b.dtype == torch.float32 else 0.0)
         if errors[index] > allowed and b.is_floating_point():
-            moved = [compare.error(other[index], b) for other in nudged()]
-            allowed = max([allowed, *(SLACK * far for far in moved if math.isfinite(far))])
+            nudges = [compare.error(other[index], b) for other in nudged()]
+            allowed = max([allowed, *(SLACK * nudge for nudge in nudges if math.isfinite(nudge))])
         if errors[index] > allowed:
             return errors[index], f"answer {index}: {compare.difference(a, b, allowed)}"
     return max(errors, default=0.0), ""
@@ -188,12 +186,9 @@ class _Outcome:
 
     @property
     def quartiles(self) -> tuple[float, float]:
-        """First and third quartile of the seconds of a call; NaN without blocks."""
-        times = [block.seconds for block in counted(self.blocks)]
-        if len(times) < 2:
-            return self.median, self.median
-        low, _, high = statistics.quantiles(times, n=4, method="inclusive")
-        return low, high
+        """First and third quartile of the seconds of a call; only with blocks."""
+        low, high = numpy.quantile([block.seconds for block in counted(self.blocks)], (0.25, 0.75))
+        return float(low), float(high)
 
     def remark(self) -> str:
         """Return the reason why there is no time, or why it is unreliable, and what computed the calls."""
@@ -203,35 +198,6 @@ class _Outcome:
         if any(block.disturbed is None for block in self.blocks):
             doubt = "perhaps disturbed: this system does not tell"
         return "; ".join(filter(None, (doubt, self.serving)))
-
-
-class _Axis:
-    """A logarithmic axis of durations, for a terminal."""
-
-    COLUMNS = 30
-
-    def __init__(self, times: Sequence[float]) -> None:
-        self.low, self.high = min(times, default=1.0), max(times, default=1.0)
-
-    def heading(self) -> str:
-        """Return the least and the greatest duration, at the ends of the axis."""
-        low, high = seconds(self.low), seconds(self.high)
-        return f"{low}{'quartiles':^{self.COLUMNS - len(low) - len(high)}}{high}"
-
-    def drawn(self, base: float, median: float, quartiles: tuple[float, float]) -> str:
-        """Return a dot at the median on a line from quartile to quartile; a bar at `base`."""
-        first, last, middle, bar = map(self._column, (*quartiles, median, base))
-        cells = [" "] * self.COLUMNS
-        cells[bar] = "│"
-        cells[first : last + 1] = "─" * (last + 1 - first)
-        cells[middle] = "●"
-        return "".join(cells)
-
-    def _column(self, time: float) -> int:
-        if self.low == self.high:
-            return 0
-        share = math.log(time / self.low) / math.log(self.high / self.low)
-        return min(max(round(share * (self.COLUMNS - 1)), 0), self.COLUMNS - 1)
 
 
 @dataclass(frozen=True)
@@ -253,27 +219,26 @@ class Row:
         return min(others, key=lambda one: one.median, default=self.outcomes[0])
 
     def __str__(self) -> str:
-        """Return the table, with medians and quartiles as dots and lines on a logarithmic axis."""
-        unit = "step" if self.train else "call"
-        axis = _Axis([end for one in self.outcomes if one.blocks for end in one.quartiles])
-        base = self.outcomes[0].median
-        rows = [("", f"a {unit}", f"÷ {EAGER}", axis.heading(), "build", "error", "")]
+        """Return the table."""
+        rows = [("", "a step" if self.train else "a call", f"÷ {EAGER}", "quartiles", "build", "error", "")]
         for one in self.outcomes:
-            figures = ("-", "-", "")
+            figures = ("-", "-", "-")
             if one.blocks:
-                drawn = axis.drawn(base, one.median, one.quartiles)
-                figures = (seconds(one.median), f"{self.ratio(one.name):.3f}", drawn)
+                quartiles = " to ".join(map(seconds, one.quartiles))
+                figures = (seconds(one.median), f"{self.ratio(one.name):.3f}", quartiles)
             built = "-" if one.built_s is None else f"{one.built_s:.1f} s"
             error = "-" if one.error is None else f"{one.error:.1e}"
             rows.append((one.name, *figures, built, error, one.remark()))
-        return f"{self.title}\n\n{table(rows, right=(1, 2, 4, 5), widest=130)}"
+        return f"{self.title}\n\n{table(rows, right=range(1, 6), widest=130)}"
 
     def data(self) -> dict[str, Any]:
         """Return the row as plain data, with its medians and ratios."""
         outcomes = []
         for one in self.outcomes:
-            times = {"median_s": one.median, "quartiles_s": one.quartiles, "ratio": self.ratio(one.name)}
-            outcomes.append({**asdict(one), **(times if one.blocks else {}), "remark": one.remark()})
+            outcomes.append(asdict(one) | {"remark": one.remark()})
+            if one.blocks:
+                times = {"median_s": one.median, "quartiles_s": one.quartiles, "ratio": self.ratio(one.name)}
+                outcomes[-1] |= times
         return {"title": self.title, "train": self.train, "outcomes": outcomes}
 
 

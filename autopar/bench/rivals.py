@@ -37,8 +37,6 @@ class Case:
     args: tuple[Any, ...]
     devices: Sequence[str] = ("cpu",)
     train: bool = False
-    patience_s: float | None = None
-    """Seconds that a rival may take to become faster after its first answer."""
     kwargs: dict[str, Any] = field(default_factory=dict)
 
     def nudged(self, seed: int) -> Case:
@@ -159,8 +157,8 @@ def _training(model: nn.Module, step: Callable[[], torch.Tensor], close: Callabl
     def answers() -> list[torch.Tensor]:
         """Return the loss of the first step, and the change of each weight in units of the learning rate."""
         loss = step().detach().clone()
-        moved = (after.detach() - was for after, was in zip(model.parameters(), before))
-        return [loss, *(way / RATE for way in moved)]
+        changes = (after.detach() - was for after, was in zip(model.parameters(), before))
+        return [loss, *(way / RATE for way in changes)]
 
     return Entrant(step, answers, close)
 
@@ -182,9 +180,9 @@ def whole(case: Case, kernels: Literal["eager", "auto"] = "eager") -> Entrant:
     devices, optimizer = list(case.devices), torch.optim.SGD(model.parameters(), lr=RATE)
     batch, named = (*case.args, *case.kwargs.values()), [*case.kwargs]
 
-    def loss(net: nn.Module, *given: Any) -> torch.Tensor:
-        cut = len(given) - len(named)
-        return loss_of(net(*given[:cut], **dict(zip(named, given[cut:]))))
+    def loss(net: nn.Module, *batch_tensors: Any) -> torch.Tensor:
+        cut = len(batch_tensors) - len(named)
+        return loss_of(net(*batch_tensors[:cut], **dict(zip(named, batch_tensors[cut:]))))
 
     step = train_step(model, None, optimizer, devices, step_fn=loss, kernels=kernels)
     if kernels != "eager":
@@ -229,8 +227,8 @@ def onnxruntime(case: Case) -> Entrant:
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     names = [item.name for item in session.get_inputs()]
 
-    def call(*given: Any, **named: Any) -> list[torch.Tensor]:
-        arrays = dict(zip(names, (tensor.numpy() for tensor in tensors((given, named))), strict=True))
+    def call(*args: Any, **named: Any) -> list[torch.Tensor]:
+        arrays = dict(zip(names, (tensor.numpy() for tensor in tensors((args, named))), strict=True))
         return [torch.from_numpy(array) for array in session.run(None, arrays)]
 
     return inference(case, call)
@@ -251,8 +249,8 @@ def openvino(case: Case) -> Entrant:
     }
     fast = openvino.Core().compile_model(model, "CPU", settings)
 
-    def call(*given: Any, **named: Any) -> list[torch.Tensor]:
-        arrays = [tensor.numpy() for tensor in tensors((given, named))]
+    def call(*args: Any, **named: Any) -> list[torch.Tensor]:
+        arrays = [tensor.numpy() for tensor in tensors((args, named))]
         return [torch.from_numpy(array) for array in fast(arrays, share_inputs=True).values()]
 
     return inference(case, call)
@@ -304,5 +302,5 @@ def chosen(names: Sequence[str], rivals: Sequence[Rival]) -> list[Rival]:
     for name in names:
         if name not in known:
             raise AutoparError(f"the rival {name!r} is not known; there are {', '.join(known)}")
-    wanted = names or [rival.name for rival in rivals if not rival.on_request]
-    return [rival for rival in rivals if rival.name in (EAGER, *wanted)]
+    taking_part = names or [rival.name for rival in rivals if not rival.on_request]
+    return [rival for rival in rivals if rival.name in (EAGER, *taking_part)]

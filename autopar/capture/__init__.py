@@ -2,6 +2,5 @@
 lines."""
 
 from .captured import Captured
-from .refusals import Untraceable, fails_alone
 
-__all__ = ["Captured", "Untraceable", "fails_alone"]
+__all__ = ["Captured"]

@@ -39,12 +39,12 @@ def ahead(
     backward if an output requires grad. Nothing runs, not even side effects of `forward`. Tensors may be on the meta
     device. Raises CaptureError, with the line and the change to make, if the call is not one graph.
     """
-    name, (region, given) = _name(model), _region(model, args, kwargs, rewrite)
+    name, (region, arguments) = _name(model), _region(model, args, kwargs, rewrite)
     try:
-        captured = captured_at(region, given)
+        captured = captured_at(region, arguments)
     except Untraceable as error:
         raise valued(name, region.module, error) from error
-    return captured, captured.flatten(given)
+    return captured, captured.flatten(arguments)
 
 
 def ahead_for_rows(
@@ -63,25 +63,25 @@ def ahead_for_rows(
     # No other size is likely to equal this one, which has the divisors of `rows`.
     many = 11 * rows
     try:
-        region, given = _region(model, *_on_meta(args, kwargs, rows, many, dtype), None)
+        region, arguments = _region(model, *_on_meta(args, kwargs, rows, many, dtype), None)
         places = [
             (position, place)
             for position, place, _ in region.symbols
-            if extents_of(given[position])[place] == many
+            if extents_of(arguments[position])[place] == many
         ]
     except CaptureError:
         places = []
     if not places:
-        region, given = _region(model, *_on_meta(args, kwargs, rows, rows, dtype), None)
+        region, arguments = _region(model, *_on_meta(args, kwargs, rows, rows, dtype), None)
 
     def graph(number: int) -> Graph:
         if not places and number != rows:
             raise PlanError(
-                f"{_name(model)} computes otherwise for each number of rows, and was captured with the {rows} of its "
+                f"{_name(model)} computes differently for each number of rows, and was captured with the {rows} of its "
                 f"example; give micro-batches of {rows} rows (--micro-batch {rows}), or an example with the rows of a "
                 "micro-batch"
             )
-        sized = [*given]
+        sized = [*arguments]
         for position, place in places:
             item = sized[position]
             sized[position] = number
@@ -158,7 +158,7 @@ def _region(
         with numbers_on_meta() if _meta(root, args, kwargs) else nullcontext():
             call(*args, **kwargs)
     except _Stopped as stopped:
-        region, given = stopped.args
+        region, arguments = stopped.args
     except TorchDynamoException as error:
         raise no_graph(
             name, error, "use autopar.compile, which runs what lies between graphs as written"
@@ -171,7 +171,7 @@ def _region(
     if isinstance(region, Exception):
         text = explain(name, region)
         raise CaptureError(text if text.startswith(name) else f"{name}: {text}") from region
-    return region, given
+    return region, arguments
 
 
 def _meta(root: nn.Module | None, args: Any, kwargs: Any) -> bool:
@@ -191,18 +191,18 @@ def shortened(model: nn.Module) -> Iterator[dict[str, int]]:
 
     Modules are equal if they have the same class, the same repr, and parameters of the same shapes and dtypes.
     """
-    found: dict[str, tuple[nn.Module, dict[str, nn.Module | None]]] = {}
+    lists: dict[str, tuple[nn.Module, dict[str, nn.Module | None]]] = {}
     for path, module in model.named_modules():
         if isinstance(module, (nn.ModuleList, nn.Sequential)) and len(module) >= FEWEST:
-            inside = any(path.startswith(f"{other}.") for other in found)
+            inside = any(path.startswith(f"{other}.") for other in lists)
             if path and not inside and len({_form(child) for child in module}) == 1:
-                found[path] = module, dict(module._modules)
+                lists[path] = module, dict(module._modules)
     try:
-        for module, children in found.values():
+        for module, children in lists.values():
             module._modules = dict(list(children.items())[:3])
-        yield {path: len(children) for path, (_, children) in found.items()}
+        yield {path: len(children) for path, (_, children) in lists.items()}
     finally:
-        for module, children in found.values():
+        for module, children in lists.values():
             module._modules = children
 
 

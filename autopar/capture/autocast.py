@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
-from .torch_private import anywhere
+from .torch_private import anywhere, pytree
 
 __all__ = ["anywhere", "enabled", "off", "on"]
 

@@ -61,10 +61,10 @@ class Captured:
     def with_slices(self, graph: Graph) -> Captured:
         """Return the capture with a rewritten graph, in which some states are slices of this one's."""
         parts = {value.name: value.slice for value in graph.values if value.slice}
-        found = {
+        slices = {
             name: (sliced(*self.state[part.of], part), self.state[part.of][1]) for name, part in parts.items()
         }
-        return replace(self, state={**self.state, **found}) if found else self
+        return replace(self, state={**self.state, **slices}) if slices else self
 
     @cached_property
     def stateful(self) -> bool:
@@ -97,10 +97,10 @@ def reading(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 def alike(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
     """Return True if a tensor has these strides along all axes of more than one element."""
-    found = tensor.stride()
-    if found == strides or tensor.numel() == 0:
+    actual = tensor.stride()
+    if actual == strides or tensor.numel() == 0:
         return True
-    return all(size == 1 or a == b for size, a, b in zip(tensor.shape, found, strides))
+    return all(size == 1 or a == b for size, a, b in zip(tensor.shape, actual, strides))
 
 
 def laid(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
@@ -110,16 +110,18 @@ def laid(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     """
     if alike(tensor, strides):
         return tensor
-    own = tensor
+    unexpanded = tensor
     for axis, step in enumerate(strides):
         if step == 0:
-            own = own.narrow(axis, 0, 1)
-    span = 1 + sum((size - 1) * step for size, step in zip(own.shape, strides))
-    made = torch.empty_strided(own.shape, strides, dtype=own.dtype, device="meta")
-    if (span - own.numel()) * own.element_size() > max(GAPS, own.nbytes):
-        made = torch.empty_like(made)
-    made = torch.empty_strided(own.shape, made.stride(), dtype=own.dtype, device=own.device)
-    return made.copy_(own).expand(tensor.shape)
+            unexpanded = unexpanded.narrow(axis, 0, 1)
+    span = 1 + sum((size - 1) * step for size, step in zip(unexpanded.shape, strides))
+    template = torch.empty_strided(unexpanded.shape, strides, dtype=unexpanded.dtype, device="meta")
+    if (span - unexpanded.numel()) * unexpanded.element_size() > max(GAPS, unexpanded.nbytes):
+        template = torch.empty_like(template)
+    template = torch.empty_strided(
+        unexpanded.shape, template.stride(), dtype=unexpanded.dtype, device=unexpanded.device
+    )
+    return template.copy_(unexpanded).expand(tensor.shape)
 
 
 def memory_order(item: torch.Tensor) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from .region import Region
 from .results import resolver, results, with_open
 from .split_rules import cuts
 from .symbols import OPEN
-from .torch_private import memory
+from .torch_private import OpOverload, memory
 
 _aten = torch.ops.aten
 _CHANGES = ("dtype", "layout", "memory_format")
@@ -35,12 +35,12 @@ _ASSERTS = frozenset({
 })  # fmt: skip
 
 
-def captured_at(region: Region, given: Sequence[Any], divisible: bool = True) -> Captured:
+def captured_at(region: Region, args: Sequence[Any], divisible: bool = True) -> Captured:
     """Return the graph of a region for the arguments of one call, with cuts if `divisible`.
 
     Raises Untraceable if a size depends on values.
     """
-    captured = _Conversion(region, divisible).captured(given)
+    captured = _Conversion(region, divisible).captured(args)
     return _finished(captured) if region.traced.tangents else captured
 
 
@@ -52,7 +52,7 @@ class _Conversion:
         self.values: dict[str, Value] = {}
         self.tasks: list[Task] = []
         self.fakes: dict[str, Any] = {}
-        self.made: dict[Any, Argument] = {}
+        self.converted: dict[Any, Argument] = {}
         self.twins: dict[Any, Argument] = {}
         self.sizes: dict[Any, tuple[int, Any]] = {}
         """Place and symbol of each size or float that is an argument, by its expression."""
@@ -61,10 +61,10 @@ class _Conversion:
         self.random: str | None = None
         self.phase: Literal["forward", "backward"] = "forward"
 
-    def captured(self, given: Sequence[Any]) -> Captured:
+    def captured(self, args: Sequence[Any]) -> Captured:
         """Return the result of the whole conversion for the arguments of one call."""
         region, traced = self.region, self.region.traced
-        at = resolver(region, given)
+        at = resolver(region, args)
         for node, value in region.open.items():
             node.meta["val"] = at(value)
         names, state = self.placeholders(at)
@@ -79,7 +79,7 @@ class _Conversion:
         for node in region.backward:
             self.add(node)
         self.values.update(
-            (value.name, value) for value in with_open(region, self.made, self.values, self.number)
+            (value.name, value) for value in with_open(region, self.converted, self.values, self.number)
         )
         updates = tuple((self.fresh(node), names[index]) for index, node in traced.updates)
         updated = {to: made for made, to in updates}
@@ -110,7 +110,7 @@ class _Conversion:
             {},
             lambda args: [args[number] for number in inputs],
             home=next(
-                (item.device for item in given if isinstance(item, torch.Tensor)), torch.get_default_device()
+                (item.device for item in args if isinstance(item, torch.Tensor)), torch.get_default_device()
             ),
             same=same,
             # A tensor returned in several places is one output with one gradient.
@@ -130,7 +130,7 @@ class _Conversion:
         state: dict[str, tuple[Mapping[str, Any], str]] = {}
         for place, node in zip(self.region.places, self.region.traced.inputs):
             if place.kind == "size":
-                self.made[node] = self.number(place.fake, at(place.fake))
+                self.converted[node] = self.number(place.fake, at(place.fake))
                 names.append("")
                 continue
             names.append(self.give(node, place.path, place.kind))
@@ -144,46 +144,48 @@ class _Conversion:
         self, tensors: Sequence[int], names: Sequence[str], updated: Mapping[str, str]
     ) -> tuple[list[str], tuple[tuple[int, str], ...]]:
         """Return the value of each result that is a tensor, and (index, value) of those that are placeholders."""
-        made = self.region.traced.outputs
-        computed = self.apart(made) if self.differentiated else [*map(self.keep, made)]
+        nodes = self.region.traced.outputs
+        computed = self.unaliased(nodes) if self.differentiated else [*map(self.keep, nodes)]
         results = [self.region.results[place] for place in tensors]
         same = tuple((index, names[result.same]) for index, result in enumerate(results) if result.same >= 0)
-        given = {index: updated.get(name, name) for index, name in same}
-        outputs = [given.get(index) or computed[result.index] for index, result in enumerate(results)]
+        by_index = {index: updated.get(name, name) for index, name in same}
+        outputs = [by_index.get(index) or computed[result.index] for index, result in enumerate(results)]
         return outputs, same
 
     def give(self, node: Node, path: str, kind: Literal["input", "state"]) -> str:
         """Add an input or state value for a placeholder; return its name."""
         name = self.hold(node, path, node.meta["val"], kind=kind)
-        self.made[node] = Ref(name)
+        self.converted[node] = Ref(name)
         return name
 
     def add(self, node: Node) -> None:
-        """Convert one call."""
+        """Convert one node: a number, an item of a result, or a call."""
         target: Any = node.target
         if isinstance(node.meta.get("val"), (int, float)):
-            self.made[node] = self.number(self.region.open.get(node), node.meta["val"])
-            return
-        if target is _aten.detach.default and self.differentiated:
-            self.made[node] = self.made[node.args[0]]  # type: ignore[index]
-            return
-        if target is _aten.native_batch_norm_backward.default and node.args[7]:
-            # In training, the backward does not read the running statistics, which the forward has changed.
-            node.args = (*node.args[:3], None, None, *node.args[5:])
-        if target is operator.getitem:
-            self.made[node] = self.made[node.args[0]][node.args[1]]  # type: ignore[index]
-            return
-        if not isinstance(target, torch._ops.OpOverload):
+            self.converted[node] = self.number(self.region.open.get(node), node.meta["val"])
+        elif target is operator.getitem:
+            self.converted[node] = self.converted[node.args[0]][node.args[1]]  # type: ignore[index]
+        elif not isinstance(target, OpOverload):
             raise self.refusal(
                 node, f"the call of {getattr(target, '__name__', target)!r} has no plain tensor form"
             )
-        if f"{target.namespace}.{target._opname}" in _ASSERTS:
-            return
+        elif self.copies_nothing(node):
+            self.converted[node] = self.converted[node.args[0]]  # type: ignore[index]
+        elif f"{target.namespace}.{target._opname}" not in _ASSERTS:
+            self.add_call(node, _STRIDELESS.get(target, target))
+
+    def copies_nothing(self, node: Node) -> bool:
+        """Return True for a call that only returns its argument."""
+        if node.target is _aten.detach.default:
+            return self.differentiated
         unchanged = not any(node.kwargs.get(key) is not None for key in _CHANGES)
-        if (target is _aten._to_copy.default and unchanged) or _drops_nothing(node):
-            self.made[node] = self.made[node.args[0]]  # type: ignore[index]
-            return
-        target = _STRIDELESS.get(target, target)
+        return (node.target is _aten._to_copy.default and unchanged) or _drops_nothing(node)
+
+    def add_call(self, node: Node, target: Any) -> None:
+        """Add the task of a call, unless an equal one has been added."""
+        if target is _aten.native_batch_norm_backward.default and node.args[7]:
+            # In training, the backward does not read the running statistics, which the forward has changed.
+            node.args = (*node.args[:3], None, None, *node.args[5:])
         args, kwargs = self.arguments(node)
         if target._schema.is_mutable:
             raise self.refusal(node, "it changes a tensor in place, which no graph holds")
@@ -195,15 +197,16 @@ class _Conversion:
         unpack = isinstance(output, (tuple, list))
         key = (target, repr(args), repr(kwargs)) if pure and (unpack or alias is not None) else None
         if key in self.twins:
-            self.made[node] = self.twins[key]
+            self.converted[node] = self.twins[key]
             return
         base = self.root(args, dict(kwargs), alias)
         everything = (*args, *(item for _, item in kwargs))
-        given = self.memories(everything)
+        memories = self.memories(everything)
         names = [f"{node.name}.{index}" for index in range(len(output))] if unpack else [node.name]
         items = output if unpack else (output,)
         outputs = [
-            self.hold(node, name, item, base or given.get(memory(item))) for name, item in zip(names, items)
+            self.hold(node, name, item, base or memories.get(memory(item)))
+            for name, item in zip(names, items)
         ]
         views = bool(outputs) and all(self.values[name].storage != name for name in outputs)
         module, source, code = self.region.located(node)
@@ -234,10 +237,10 @@ class _Conversion:
         )
         if random:
             self.random = node.name
-        found: Argument = tuple(map(Ref, outputs)) if unpack else Ref(outputs[0]) if outputs else None
-        self.made[node] = found
+        results: Argument = tuple(map(Ref, outputs)) if unpack else Ref(outputs[0]) if outputs else None
+        self.converted[node] = results
         if key is not None:
-            self.twins[key] = found
+            self.twins[key] = results
 
     def number(self, traced: Any, value: Any) -> Argument:
         """Return a number as an argument, `opened` if it depends on the sizes or floats of the call."""
@@ -271,7 +274,7 @@ class _Conversion:
         if isinstance(item, Node):
             # Such a condition is recorded as its value in this call.
             self.fixed |= isinstance(self.region.open.get(item), torch.SymBool)
-            return self.made[item]
+            return self.converted[item]
         if isinstance(item, (list, tuple)):
             return tuple(self.argument(node, part) for part in item)
         if isinstance(item, torch.device):
@@ -319,8 +322,8 @@ class _Conversion:
         """Return the storage that the outputs share; None if they have their own."""
         if alias is None:
             return None
-        given = kwargs.get(alias) if isinstance(alias, str) else args[alias] if alias < len(args) else None
-        name = next(refs(given), None)
+        argument = kwargs.get(alias) if isinstance(alias, str) else args[alias] if alias < len(args) else None
+        name = next(refs(argument), None)
         return self.values[name].storage if name else None
 
     def memories(self, arguments: Argument) -> dict[int | None, str]:
@@ -331,23 +334,23 @@ class _Conversion:
 
     def keep(self, node: Any) -> str:
         """Return the value of an output node."""
-        found = self.made[node]
-        if not isinstance(found, Ref):
+        value = self.converted[node]
+        if not isinstance(value, Ref):
             raise self.refusal(node, "it returns something other than a tensor")
-        return found.value
+        return value.value
 
-    def apart(self, nodes: Sequence[Node]) -> list[str]:
+    def unaliased(self, nodes: Sequence[Node]) -> list[str]:
         """Return a distinct value for each of these results: a repeated one becomes a view."""
-        found: dict[str, None] = {}
+        distinct: dict[str, None] = {}
         for node in nodes:
             name = self.keep(node)
-            if name in found:
+            if name in distinct:
                 storage = self.values[name].storage
                 view = self.like(node, name, "view", storage)
                 self.tasks.append(Task(view, "aten.alias.default", (Ref(name),), outputs=(view,), free=True))
                 name = view
-            found[name] = None
-        return list(found)
+            distinct[name] = None
+        return list(distinct)
 
     def fresh(self, node: Node) -> str:
         """Return the value of an output node in its own memory: a copy if it is an input or state, or may
@@ -361,9 +364,9 @@ class _Conversion:
 
     def like(self, node: Node, name: str, what: str, storage: str | None = None) -> str:
         """Add a value of the form of another one, as a `view` of it or a `copy`; return its name."""
-        made = self.hold(node, f"{name}.{what}", self.fakes[name], storage)
-        self.values[made] = replace(self.values[made], open=self.values[name].open)
-        return made
+        twin = self.hold(node, f"{name}.{what}", self.fakes[name], storage)
+        self.values[twin] = replace(self.values[twin], open=self.values[name].open)
+        return twin
 
     def refusal(self, node: Node, why: str) -> Untraceable:
         """Return the error for a node, with the call, its module and the user's line."""
@@ -396,5 +399,5 @@ def _finished(captured: Captured) -> Captured:
     }
     graph = renamed(with_own_views(graph), called)
     count = len(captured.graph.outputs) - len(gradients)
-    made = tuple(zip((target for target, _ in gradients), graph.outputs[count:]))
-    return replace(captured, graph=graph, gradients=made)
+    by_target = tuple(zip((target for target, _ in gradients), graph.outputs[count:]))
+    return replace(captured, graph=graph, gradients=by_target)

@@ -1,4 +1,5 @@
-"""All private parts of torch used with `torch.compile`, behind one version check."""
+"""All private parts of torch used with `torch.compile`, Dynamo and symbolic sizes among them, behind one version
+check."""
 
 from __future__ import annotations
 
@@ -7,22 +8,24 @@ import functools
 import itertools
 import logging
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, FunctionType
 from typing import Any
 
+import sympy
 import torch
 from torch import fx, nn
 
+from .. import system
 from ..errors import CaptureError
-from ..ops.composites.rules import whole_layers
-from ..system import versions
-from ..system.process import uncollected
+from ..ops.composites.define import shaped_whole
+from ..ops.composites.rules import LAYERS
+from ..system.process import gc_paused
 from ..system.text import stage
 from .dynamo_settings import CAPTURES, FIXED, RECAPTURED, SETTINGS
 from .operators import BY_PARTS
 from .source_locations import first_line, foreign, short
-from .torch_private import compiling, overridden, quiet
+from .torch_private import compiling, computed, overridden, quiet
 from .trace_state import restored_state
 
 try:
@@ -41,12 +44,21 @@ try:
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
     from torch._subclasses.fake_tensor import fake_tensor_tls
     from torch.export.exported_program import _override_composite_implicit_decomp
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
     from torch.fx.traceback import preserve_node_meta
     from torch.nn.modules import module as modules
+    from torch.utils._sympy.functions import FloatTrueDiv, FloorToInt
+    from torch.utils._sympy.interp import sympy_interp
+    from torch.utils._sympy.reference import PythonReferenceAnalysis
+    from torch.utils._sympy.symbol import SymT, symbol_is_type
 except ImportError as error:
-    raise CaptureError(versions.lacking(torch.__version__, error)) from error
+    raise CaptureError(system.lacking(torch.__version__, error)) from error
 
-__all__ = ["TorchDynamoException"]  # torch's own, for others to import from here
+__all__ = [
+    "FloatTrueDiv",
+    "FloorToInt",
+    "TorchDynamoException",
+]  # torch's own, for others to import from here
 
 _COMPOSITES: dict[Any, Any] = {}
 _count = itertools.count()
@@ -88,8 +100,8 @@ class _Entry:
     def ended(self, raised: bool) -> None:
         """Tell the reasons of a call. If it has raised an error, take back what it led to, which may be false of
         others."""
-        told, self.given_up = self.given_up, []
-        for why, place in () if raised else told:
+        reasons, self.given_up = self.given_up, []
+        for why, place in () if raised else reasons:
             self.skipped(why, place)
         if raised:
             self.resting //= 2
@@ -99,18 +111,18 @@ class _Entry:
     def __call__(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
         settings, whole = torch._dynamo.config.patch(**self.settings), frame.f_code is self.code
         tracing = stage(f"torch.compile traces {self.name}") if whole else contextlib.nullcontext()
-        with tracing, settings, quiet, uncollected(), whole_layers(), restored_state():
+        with tracing, settings, quiet, gc_paused(), shaped_whole(LAYERS), restored_state():
             try:
-                found, known, before = self._captured(frame, *args, **kwargs)
+                result, known, before = self._captured(frame, *args, **kwargs)
             except FailOnRecompileLimitHit:
                 raise CaptureError(f"{self.name}: {RECAPTURED}") from None
             except BackendCompilerFailed as error:
                 raise error.inner_exception from None
         if frame.f_code is self.code:
-            if found.guarded_code is not None and not _calls_graph(found.guarded_code.code):
+            if result.guarded_code is not None and not _calls_graph(result.guarded_code.code):
                 # Without a graph nothing of the arguments is guarded: it would serve all calls, as written.
-                found = ConvertFrameReturn()
-            given_up = found.guarded_code is None
+                result = ConvertFrameReturn()
+            given_up = result.guarded_code is None
             if not given_up:
                 self.captures += 1
             elif self.captures >= CAPTURES:
@@ -118,11 +130,11 @@ class _Entry:
             self.failures = self.failures + 1 if given_up else 0
             self.resting = 1 << (self.failures - 1) if given_up else 0
         places = {first_line(each.reason): _place(each) for each in graph_break_reasons[before:]}
-        own = f"{short(frame.f_code.co_filename)}:{frame.f_code.co_firstlineno}"
+        here = f"{short(frame.f_code.co_filename)}:{frame.f_code.co_firstlineno}"
         for text, count in counters["graph_break"].items():
             if count > known.get(text, 0):
-                self.given_up.append((first_line(text), places.get(first_line(text)) or own))
-        return found
+                self.given_up.append((first_line(text), places.get(first_line(text)) or here))
+        return result
 
     def _captured(self, *frame: Any, **options: Any) -> tuple[Any, dict[str, int], int]:
         """Return what Dynamo makes of a frame: with its numbers open if it can, else for these values of them; and the
@@ -130,9 +142,9 @@ class _Entry:
         known, before = dict(counters["graph_break"]), len(graph_break_reasons)
         opens = self.opens or self.captures
         try:
-            found = self.entry(*frame, **options)
-            if found.guarded_code is not None or not opens:
-                return found, known, before
+            result = self.entry(*frame, **options)
+            if result.guarded_code is not None or not opens:
+                return result, known, before
         except TorchDynamoException as error:
             if isinstance(error, FailOnRecompileLimitHit) or not opens:
                 raise
@@ -265,12 +277,12 @@ def compiled(
 
     # Dynamo remembers by file, line and name which sizes varied; a name of its own keeps each model apart.
     call.__code__ = call.__code__.replace(co_name=f"call_{next(_count)}")
-    own = weakref.ref(backend)
+    reference = weakref.ref(backend)
 
     def entered(module: fx.GraphModule, examples: list[Any], **options: Any) -> Any:
         guard_methods()
         # Dynamo never releases a backend, hence the weak reference.
-        return own()(module, examples, **options)  # type: ignore[misc]
+        return reference()(module, examples, **options)  # type: ignore[misc]
 
     # Without a GPU, torch's CUDA builds replace their device guard at the first capture. They crash if two
     # threads then capture at once.
@@ -288,19 +300,19 @@ def compiled(
         vars(context)["callback"] = entry = _Entry(
             callback, skipped, settings, call.__code__, name, dynamic is True
         )
-    made = context(call)
+    entered_call = context(call)
 
     def called(*args: Any, **kwargs: Any) -> Any:
         if entry is not None and entry.resting:
             entry.resume()
         raised = True
         try:
-            found = made(_hooks(), _floats(args, kwargs), *args, **kwargs)
+            output = entered_call(_hooks(), _floats(args, kwargs), *args, **kwargs)
             raised = False
         finally:
             if entry is not None and entry.given_up:
                 entry.ended(raised)
-        return found
+        return output
 
     return called
 
@@ -347,8 +359,8 @@ def flattened(module: nn.Module, tensors: tuple[Any, ...], decompositions: dict[
     Autograd is off. `meta["desc"]` is each placeholder's role in the module's own terms, the output's a list.
     """
     if not _COMPOSITES:
-        kept = _collect_all_valid_cia_ops_for_aten_namespace()
-        _COMPOSITES.update(dict.fromkeys(kept, _special_op_to_preserve_cia))
+        whole = _collect_all_valid_cia_ops_for_aten_namespace()
+        _COMPOSITES.update(dict.fromkeys(whole, _special_op_to_preserve_cia))
         _COMPOSITES.update(BY_PARTS)
     with torch.no_grad(), overridden(_override_composite_implicit_decomp, _COMPOSITES):
         return _exported(module, tensors, decompositions)
@@ -376,5 +388,33 @@ def _exported(module: nn.Module, tensors: tuple[Any, ...], decompositions: dict[
         preserve_node_meta(),
         contextlib.ExitStack() as stack,
     ):
-        made = aot_export_joint_with_descriptors(stack, module, tensors, decompositions=decompositions)
-        return made.graph_module
+        exported = aot_export_joint_with_descriptors(stack, module, tensors, decompositions=decompositions)
+        return exported.graph_module
+
+
+class _Python(PythonReferenceAnalysis):
+    """Python's arithmetic; torch's own largest and smallest of numbers take no constants of sympy's."""
+
+    maximum, minimum = staticmethod(max), staticmethod(min)
+
+
+def in_python(expression: sympy.Expr, numbers: Mapping[Any, float]) -> Any:
+    """Return the value of a symbolic number as Python computes it, to the sign of a zero; as sympy does, whose zeros
+    have none, if torch knows no other way. Raises ArithmeticError where Python raises an error."""
+    try:
+        return computed(sympy_interp, _Python, dict(numbers), expression)
+    except (AttributeError, NotImplementedError):
+        return expression.xreplace(
+            {symbol: sympy.sympify(numbers[symbol]) for symbol in expression.free_symbols}
+        )
+
+
+def of_floats(expression: sympy.Expr) -> bool:
+    """Return True if an expression depends on a float that varies."""
+    return any(symbol_is_type(symbol, SymT.FLOAT) for symbol in expression.free_symbols)
+
+
+def depends_on_values(made: Any) -> bool:
+    """Return True if a number, or a size of a tensor, depends on the values in a tensor."""
+    tensor = isinstance(made, torch.Tensor) and made.layout is torch.strided
+    return (tensor or isinstance(made, (torch.SymInt, torch.SymFloat))) and bool(free_unbacked_symbols(made))

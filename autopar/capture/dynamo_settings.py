@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..system import versions
+from .. import system
 
 CAPTURES = 64
 """Limit on the captures of one function."""
@@ -47,7 +47,7 @@ FIXED: dict[str, Any] = {
     "allow_unspec_int_on_nn_module": False,
 }
 """Settings under which a capture holds for the values of its floats and counts alone."""
-if versions.release(torch.__version__) < (2, 13):
+if system.release(torch.__version__) < (2, 13):
     # Otherwise, Dynamo misses changes of a module's tensors and of other objects that its forward reads.
     SETTINGS |= {
         "use_recursive_dict_tags_for_guards": False,

@@ -26,18 +26,18 @@ def in_eager(module: fx.GraphModule) -> fx.GraphModule:
     eager mode, it would draw other masks in the backward than in the forward.
     """
     parts = {name: part for name, part in module.named_children() if isinstance(part, fx.GraphModule)}
-    inner = {name: made for name, part in parts.items() if (made := in_eager(part)) is not part}
+    inner = {name: eager for name, part in parts.items() if (eager := in_eager(part)) is not part}
     if not inner and not any(node.target is tag_activation_checkpoint for node in module.graph.nodes):
         return module
     graph = copy.deepcopy(module.graph)
     for node in graph.nodes:
         if node.target is tag_activation_checkpoint:
             node.target = _checkpointed
-    made = fx.GraphModule(module, graph)
-    made.meta.update(module.meta)
+    eager = fx.GraphModule(module, graph)
+    eager.meta.update(module.meta)
     for name, part in inner.items():
-        setattr(made, name, part)
-    return made
+        setattr(eager, name, part)
+    return eager
 
 
 @cache

@@ -12,10 +12,10 @@ import sympy
 import torch
 from torch import fx
 
-from .dynamo_private import holds_number, source_of
+from .dynamo_private import holds_number, of_floats, source_of
 from .refusals import Untraceable
 from .symbols import OPEN
-from .torch_private import decisions, of_floats
+from .torch_private import decisions
 
 T = TypeVar("T")
 _OF_A_TENSOR = re.compile(r"\.(size|stride|storage_offset)\(\)")

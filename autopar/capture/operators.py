@@ -14,8 +14,19 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..ops.arguments import by_name
-from .torch_private import by_parts, conv_flop_count, decompositions, flop_registry, sdpa_flop_count
+from ..ops import (
+    by_name,
+    composites,  # noqa: F401  (defines torch.ops.autopar)
+)
+from .torch_private import (
+    OpOverload,
+    OpOverloadPacket,
+    by_parts,
+    conv_flop_count,
+    decompositions,
+    flop_registry,
+    sdpa_flop_count,
+)
 
 
 def flops(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> int:
@@ -135,8 +146,8 @@ def draws(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Return True if the call draws random numbers: its tag allows draws, and its arguments require them."""
     if torch.Tag.nondeterministic_seeded not in target.tags:
         return False
-    given = by_name(target, args, kwargs)
-    return all(given.get(name, True) for name in _CHANCE.get(target.overloadpacket, ()))
+    arguments = by_name(target, args, kwargs)
+    return all(arguments.get(name, True) for name in _CHANCE.get(target.overloadpacket, ()))
 
 
 def collective(module: fx.GraphModule) -> fx.Node | None:
@@ -149,9 +160,9 @@ def collective(module: fx.GraphModule) -> fx.Node | None:
 
 
 def _namespace(target: Any) -> str:
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         target = target.overloadpacket
-    named = isinstance(target, torch._ops.OpOverloadPacket)
+    named = isinstance(target, OpOverloadPacket)
     return target._qualified_op_name.partition("::")[0] if named else ""
 
 

@@ -16,11 +16,11 @@ from torch import fx
 
 from ..errors import CaptureError
 from ..system.text import brief
-from .dynamo_private import TorchDynamoException
+from .dynamo_private import FloatTrueDiv, FloorToInt, TorchDynamoException, depends_on_values, of_floats
 from .operators import collective
 from .source_locations import at_line, first_line, foreign, line, short
 from .symbols import OPEN
-from .torch_private import FloatTrueDiv, FloorToInt, decisions, depends_on_values, of_floats
+from .torch_private import decisions
 
 
 class Untraceable(CaptureError):
@@ -53,6 +53,11 @@ _ADVICE = (
         "torch.distributions checks its arguments, by values in tensors",
         "switch that off, as torch.compile does: validate_args=False, or for all distributions "
         "torch.distributions.Distribution.set_default_validate_args(False)",
+    ),
+    (
+        ("Failed to convert args/kwargs to proxy…(Generator)",),
+        "a graph cannot draw from a torch.Generator of yours",
+        "leave generator= out, and seed torch's own generator by torch.manual_seed",
     ),
     (
         (".numpy()", "numpy()", "FakeTensor to numpy"),
@@ -139,7 +144,7 @@ def fails_alone(name: str, error: BaseException) -> CaptureError:
     """Return the error for a model, or a named part of it, that cannot take a call; also of the class of `error`."""
     return CaptureError.like(
         error,
-        f"{name} fails on these arguments without autopar too{place(error)}: {type(error).__name__}: {error}",
+        f"{name} itself raises on these arguments{place(error)}: {type(error).__name__}: {error}",
     )
 
 
@@ -252,10 +257,29 @@ def as_code(module: fx.GraphModule, examples: Sequence[Any]) -> CaptureError | N
     why = redefined(examples)
     if not why and misjudged(module):
         return CaptureError(
-            "what runs depends on a number that torch computes otherwise than Python, by `//` of a float or by other "
+            "what runs depends on a number that torch computes differently from Python, by `//` of a float or by other "
             "arithmetic with a float that varies; take the decision outside of the model, or by a tensor"
         )
-    return Untraceable(why) if why else waiting(module)
+    return Untraceable(why) if why else waiting(module) or reshaped(module)
+
+
+_RESHAPES = {"as_strided_", "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_", "unsqueeze_"}
+"""Methods that change a tensor's own sizes or strides."""
+
+
+def reshaped(module: fx.GraphModule) -> Untraceable | None:
+    """Return the error for a graph in which a tensor's own shape is changed, with the line; None if there is none.
+
+    Dynamo goes on with the sizes and strides from before the change.
+    """
+    for node in module.graph.nodes:
+        name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
+        if name in _RESHAPES:
+            return Untraceable(
+                f"{name}{at_line(node)} changes the shape of a tensor in place, after which torch.compile reads its "
+                f"old shape; use x = x.{name.rstrip('_')}(…)"
+            )
+    return None
 
 
 def misjudged(module: fx.GraphModule) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -163,6 +164,8 @@ class Region:
         """Positions of the tensors that are not state."""
         self.state_at = [(at, p.owner, p.key) for at, p in enumerate(self.places) if p.kind == "state"]
         """(position, owner, key) of each state."""
+        self._owners = [owner for _, owner, _ in self.state_at]
+        self._keys = [key for _, _, key in self.state_at]
         self._changed = [at for at, _ in self.traced.updates]
         self._beside = [
             (at, at in self._tied) for at in (*self.inputs_at, *(at for at, _, _ in self.state_at))
@@ -198,11 +201,11 @@ class Region:
                 place = replace(place, path=path, owner=owner, key=key)
             other.places.append(place)
         pairs = ((a.path, b.path) for a, b in zip(self.places, other.places) if a.path != b.path)
-        ours, theirs = (path.split(".") for path in next(pairs, ("", "")))
-        while ours and theirs and ours[-1] == theirs[-1]:
-            ours.pop()
-            theirs.pop()
-        other._renamed = ".".join(ours), ".".join(theirs)
+        old, new = (path.split(".") for path in next(pairs, ("", "")))
+        while old and new and old[-1] == new[-1]:
+            old.pop()
+            new.pop()
+        other._renamed = ".".join(old), ".".join(new)
         other._sort_places()
         return other
 
@@ -238,12 +241,9 @@ class Region:
 
     def is_other_module(self, args: Sequence[Any]) -> bool:
         """Return True if the state of this call is not the region's: Dynamo calls one graph for all equal modules."""
-        for at, owner, key in self.state_at:
-            if owner.get(key) is not args[at]:
-                break
-        else:
-            return False
-        return True
+        # By maps, since a model may have hundreds.
+        held = map(dict.get, self._owners, self._keys)  # type: ignore[arg-type]
+        return not all(map(operator.is_, held, [args[at] for at, _, _ in self.state_at]))
 
     def constant(self, args: Sequence[Any]) -> list[Any]:
         """Return the state of a call that it does not change."""
@@ -275,20 +275,20 @@ class Region:
 
     @property
     def _kind(self) -> tuple[Any, ...]:
-        """A key equal for captures of one graph: inputs and state by source, operators, differentiation."""
+        """A key equal for captures of one graph: inputs and state by source, operators, results, differentiation."""
         calls = (node for node in self.module.graph.nodes if node.op in ("call_function", "call_method"))
         operators = [
             node.target for node in calls if isinstance(node.meta.get("example_value"), torch.Tensor)
         ]
         sources = [place.source for place in self.places if place.kind != "size"]
-        return sources, operators, bool(self.traced.tangents)
+        return sources, operators, len(self.results), bool(self.traced.tangents)
 
     def located(self, node: fx.Node) -> tuple[str, str, str]:
         """Return module path, `file:line` and code of a node of the functional graph."""
         module, source, code = self._origins.get(node) or located(node)
-        traced, own = self._renamed
+        traced, renamed = self._renamed
         if traced and f"{module}.".startswith(f"{traced}."):
-            module = own + module[len(traced) :]
+            module = renamed + module[len(traced) :]
         return module, source, code
 
     def by_parameter(self, numbers: Iterable[int]) -> list[int]:
@@ -318,7 +318,7 @@ def _places(
     parameters: Sequence[str],
     held: dict[str, Any],
 ) -> list[_Place]:
-    found: list[_Place] = []
+    places: list[_Place] = []
     for node, example in zip(nodes, examples, strict=True):
         fake = node.meta.get("example_value", example)
         source = source_of(node)
@@ -328,19 +328,19 @@ def _places(
                 raise Untraceable(
                     f"{path} is a {type(example).__name__}, which is not a tensor; pass tensors"
                 )
-            found.append(_Place("size", path, fake, {}, "", source))
+            places.append(_Place("size", path, fake, {}, "", source))
             continue
         slot = known.get(id(example))
         # A computed tensor (state with a history in autograd) belongs to one call.
         if slot is not None and example.is_leaf:
             path, owner, key = slot
-            found.append(_Place("state", path, fake, owner, key, source))
+            places.append(_Place("state", path, fake, owner, key, source))
         elif example.is_leaf and (isinstance(example, nn.Parameter) or "_buffers[" in source):
             held[path] = example
-            found.append(_Place("state", path, fake, held, path, source))
+            places.append(_Place("state", path, fake, held, path, source))
         else:
-            found.append(_Place("input", path, fake, {}, "", source))
-    return found
+            places.append(_Place("input", path, fake, {}, "", source))
+    return places
 
 
 def _known(root: nn.Module | None) -> dict[int, Slot]:
@@ -359,19 +359,19 @@ def _given(path: str, parameters: Sequence[str]) -> str:
 
 
 def _results(module: fx.GraphModule, places: Sequence[_Place]) -> list[_Result]:
-    given = {id(place.fake): index for index, place in reversed(list(enumerate(places)))}
+    placeholder = {id(place.fake): index for index, place in reversed(list(enumerate(places)))}
     index: dict[fx.Node, int] = {}
-    found: list[_Result] = []
+    results: list[_Result] = []
     end: Any = module.graph.output_node()
     for item in end.args[0]:
         fake = item.meta.get("example_value") if isinstance(item, fx.Node) else item
         if not isinstance(fake, torch.Tensor):
-            found.append(_Result(fake))
-        elif id(fake) in given:
-            found.append(_Result(fake, same=given[id(fake)]))
+            results.append(_Result(fake))
+        elif id(fake) in placeholder:
+            results.append(_Result(fake, same=placeholder[id(fake)]))
         else:
-            found.append(_Result(fake, index=index.setdefault(item, len(index))))
-    return found
+            results.append(_Result(fake, index=index.setdefault(item, len(index))))
+    return results
 
 
 def positional(model: Callable[..., Any]) -> list[str]:

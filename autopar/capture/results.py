@@ -10,15 +10,15 @@ from typing import Any
 
 import sympy
 import torch
-from torch.utils import _pytree as pytree
 
 from ..ir.costed import CostedGraph
 from ..ir.graph import UPDATES, Argument, Value, refs
 from .captured import Captured
+from .dynamo_private import in_python
 from .refusals import Untraceable
 from .region import Region
-from .symbols import OPEN, computed, extents_of, is_open
-from .torch_private import in_python, memory
+from .symbols import OPEN, extents_of, is_open
+from .torch_private import computed, memory, pytree
 
 _PLAIN: dict[Any, Any] = dict(zip(OPEN, (int, float, bool)))
 
@@ -71,14 +71,14 @@ def results(region: Region, at: Callable[[Any], Any]) -> dict[str, Any]:
     tensors = [place for place, fake in enumerate(fakes) if isinstance(fake, torch.Tensor)]
     known = [None if isinstance(fake, torch.Tensor) else at(fake) for fake in fakes]
     strides = [at(wanted) for wanted, _ in region.layouts]
-    alike = tuple(at(made) == wanted for (_, made), wanted in zip(region.layouts, strides))
+    alike = tuple(at(traced) == wanted for (_, traced), wanted in zip(region.layouts, strides))
 
     def rebuild(values: Sequence[Any]) -> list[Any]:
         """Return the results of the region, tensors and plain numbers, from the outputs of the graph."""
-        found = list(known)
+        filled = list(known)
         for place, value in zip(tensors, values):
-            found[place] = value
-        return found
+            filled[place] = value
+        return filled
 
     return {"rebuild": rebuild, "strides": strides, "alike": alike}
 

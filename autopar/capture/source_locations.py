@@ -50,7 +50,7 @@ def origins(graph: torch.fx.Graph) -> dict[torch.fx.Node, tuple[str, str, str]]:
                 place = located(forward)
             if not any(place):
                 known = [places[source] for source in node.all_input_nodes if source in places]
-                place = next((found for found in reversed(known) if any(found)), place)
+                place = next((location for location in reversed(known) if any(location)), place)
         places[node] = place
     return places
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import sympy
 import torch
-from torch.utils import _pytree as pytree
+
+from .torch_private import pytree
 
 OPEN = (torch.SymInt, torch.SymFloat, torch.SymBool)
 """Types of symbolic sizes."""
@@ -20,23 +21,23 @@ def extents_of(item: Any) -> tuple[Any, ...]:
 
 def symbols_in(items: Sequence[Any]) -> tuple[tuple[int, int, sympy.Symbol], ...]:
     """Return (position of the item, place among its extents, symbol) for each symbol of a size, where it is first."""
-    found: dict[sympy.Symbol, tuple[int, int]] = {}
+    first: dict[sympy.Symbol, tuple[int, int]] = {}
     for position, item in enumerate(items):
         for place, size in enumerate(extents_of(item) if is_open(item) else ()):
             if isinstance(size, OPEN) and size.node.expr.is_Symbol:
-                found.setdefault(size.node.expr, (position, place))
-    return tuple((position, place, symbol) for symbol, (position, place) in found.items())
+                first.setdefault(size.node.expr, (position, place))
+    return tuple((position, place, symbol) for symbol, (position, place) in first.items())
 
 
 def symbols_of(value: Any) -> set[sympy.Symbol]:
     """Return the symbols on which a number, or the layout of each tensor in `value`, depends."""
-    found = set[sympy.Symbol]()
+    symbols = set[sympy.Symbol]()
     for item in filter(is_open, pytree.tree_leaves(value)):
         offset = (item.storage_offset(),) if isinstance(item, torch.Tensor) else ()
         for size in (*extents_of(item), *offset):
             if isinstance(size, OPEN):
-                found |= size.node.expr.free_symbols
-    return found
+                symbols |= size.node.expr.free_symbols
+    return symbols
 
 
 def is_open(value: Any) -> bool:
@@ -49,15 +50,3 @@ def is_open(value: Any) -> bool:
         sizes = (*value.shape, *value.stride(), value.storage_offset())
         return any(isinstance(size, torch.SymInt) for size in sizes)
     return isinstance(value, OPEN)
-
-
-class _Undefined(ArithmeticError, ValueError):
-    """Python's `math` cannot compute a number; as its error is a ValueError."""
-
-
-def computed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Return the number that a function of Python's returns. Raises ArithmeticError where that raises an error."""
-    try:
-        return function(*args, **kwargs)
-    except ValueError as error:
-        raise _Undefined(str(error)) from error

@@ -1,4 +1,5 @@
-"""All private parts of torch used by capture, behind one version check."""
+"""All private parts of torch that calls use too, behind one version check. Loading them loads neither Dynamo nor sympy
+(`dynamo_private` does), which takes a second."""
 
 from __future__ import annotations
 
@@ -6,49 +7,42 @@ import functools
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
-import sympy
 import torch
 from torch import fx
 from torch.autograd import forward_ad, grad_mode
 
+from .. import system
 from ..errors import CaptureError
-from ..system import versions
-from .symbols import computed
 
 try:
     from torch._decomp import decompositions
-    from torch._dynamo import guards as _guards
     from torch._higher_order_ops.wrap import tag_activation_checkpoint
+    from torch._ops import OpOverload, OpOverloadPacket
     from torch._subclasses import fake_impls as _fakes
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed.distributed_c10d import _world as process_groups
     from torch.distributions import Distribution
     from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
-    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
     from torch.nn.attention import _cur_sdpa_kernel_backends, _sdpa_kernel
     from torch.optim import optimizer as _optimizer
     from torch.utils import _pytree as pytree
-    from torch.utils._sympy.functions import FloatTrueDiv, FloorToInt
-    from torch.utils._sympy.interp import sympy_interp
-    from torch.utils._sympy.reference import PythonReferenceAnalysis
-    from torch.utils._sympy.symbol import SymT, symbol_is_type
     from torch.utils.flop_counter import conv_flop_count, flop_registry, sdpa_flop_count
 except ImportError as error:
-    raise CaptureError(versions.lacking(torch.__version__, error)) from error
+    raise CaptureError(system.lacking(torch.__version__, error)) from error
 
-if not versions.supported(torch.__version__):
+if not system.supported(torch.__version__):
     logging.getLogger("autopar").warning(
         "torch %s was never tested with autopar, which supports %s: %s",
-        torch.__version__, versions.SUPPORTED, versions.TO_TYPE,
+        torch.__version__, system.SUPPORTED, system.TO_TYPE,
     )  # fmt: skip
 
 # Torch's own names, for other modules to import from here.
 __all__ = [
-    "FakeTensorMode", "FloatTrueDiv", "FloorToInt", "conv_flop_count", "decompositions", "flop_registry",
+    "FakeTensorMode", "OpOverload", "OpOverloadPacket", "conv_flop_count", "decompositions", "flop_registry",
     "process_groups", "pytree", "sdpa_flop_count", "tag_activation_checkpoint",
 ]  # fmt: skip
 
@@ -64,7 +58,7 @@ def conditions_of(size: Any) -> list[str]:
         f"{name} {relation} {bound}"
         for name, own in env.var_to_range.items()
         for relation, bound in ((">=", own.lower), ("<=", own.upper))
-        if isinstance(bound, sympy.Integer)
+        if bound.is_Integer
     ]
     return [*limits, *(str(guard.expr) for guard in env.guards)]
 
@@ -74,29 +68,23 @@ INFERENCE_MODE = (grad_mode._enter_inference_mode, grad_mode._exit_inference_mod
 _KERNELS: list[list[Any]] = []
 """For each operator that `overridden` overrides, its Python kernels before and within, and its fake kernel."""
 _LOGGERS = ("torch._dynamo", "torch._subclasses.fake_tensor", "torch.fx", "torch._functorch")
-_TIMED = _guards.profile_guard_manager
 
 
-class _Python(PythonReferenceAnalysis):
-    """Python's arithmetic; torch's own largest and smallest of numbers take no constants of sympy's."""
+class _Undefined(ArithmeticError, ValueError):
+    """Python's `math` cannot compute a number; as its error is a ValueError."""
 
-    maximum, minimum = staticmethod(max), staticmethod(min)
+
+def computed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Return the number that a function of Python's returns. Raises ArithmeticError where that raises an error."""
+    try:
+        return function(*args, **kwargs)
+    except ValueError as error:
+        raise _Undefined(str(error)) from error
 
 
 def timeout_of(group: Any, device: torch.device) -> Any:
     """Return the timeout of a process group's backend for a device, a timedelta; None if the backend does not tell."""
     return getattr(getattr(group._get_backend(device), "options", None), "_timeout", None)
-
-
-def in_python(expression: sympy.Expr, numbers: Mapping[Any, float]) -> Any:
-    """Return the value of a symbolic number as Python computes it, to the sign of a zero; as sympy does, whose zeros
-    have none, if torch knows no other way. Raises ArithmeticError where Python raises an error."""
-    try:
-        return computed(sympy_interp, _Python, dict(numbers), expression)
-    except (AttributeError, NotImplementedError):
-        return expression.xreplace(
-            {symbol: sympy.sympify(numbers[symbol]) for symbol in expression.free_symbols}
-        )
 
 
 class _Quiet:
@@ -105,8 +93,11 @@ class _Quiet:
 
     def __init__(self) -> None:
         self._lock, self._entered, self._levels = threading.Lock(), 0, dict[logging.Logger, int]()
+        self._timed: Any = None
 
     def __enter__(self) -> None:
+        from torch._dynamo import guards
+
         with self._lock:
             self._entered += 1
             if self._entered == 1:
@@ -114,13 +105,15 @@ class _Quiet:
                 self._levels = {logger: logger.level for logger in map(logging.getLogger, names)}
                 for logger in self._levels:
                     logger.setLevel(logging.CRITICAL + 1)
-                _guards.profile_guard_manager = lambda *_: 0.0
+                self._timed, guards.profile_guard_manager = guards.profile_guard_manager, lambda *_: 0.0
 
     def __exit__(self, *_: object) -> None:
+        from torch._dynamo import guards
+
         with self._lock:
             self._entered -= 1
             if not self._entered:
-                _guards.profile_guard_manager = _TIMED
+                guards.profile_guard_manager = self._timed
                 for logger, level in self._levels.items():
                     logger.setLevel(level)
 
@@ -128,12 +121,7 @@ class _Quiet:
 quiet = _Quiet()
 
 
-def of_floats(expression: sympy.Expr) -> bool:
-    """Return True if an expression depends on a float that varies."""
-    return any(symbol_is_type(symbol, SymT.FLOAT) for symbol in expression.free_symbols)
-
-
-def decisions(module: fx.GraphModule) -> list[sympy.Expr]:
+def decisions(module: fx.GraphModule) -> list[Any]:
     """Return the conditions on sizes and numbers that Dynamo found true when it captured a graph, and guards."""
     modes = (getattr(node.meta.get("example_value"), "fake_mode", None) for node in module.graph.nodes)
     mode = next(filter(None, modes), None)
@@ -181,9 +169,13 @@ def differentiates(graph: fx.Graph) -> bool:
     return any(getattr(node.target, "__name__", "") in _DIFFERENTIATES for node in graph.nodes)
 
 
+set_grad_mode = torch._C._set_grad_enabled
+"""Sets the grad mode. It is in C, so that no interrupt falls between its call and its effect."""
+
+
 def enables_grad(graph: fx.Graph) -> bool:
     """Return True if a part of Dynamo's graph is within `torch.enable_grad()`."""
-    return any(node.target is torch._C._set_grad_enabled and node.args == (True,) for node in graph.nodes)
+    return any(node.target is set_grad_mode and node.args == (True,) for node in graph.nodes)
 
 
 transform_depth = torch._C._functorch.get_dynamic_layer_stack_depth
@@ -228,14 +220,8 @@ def autograd_keys(kinds: set[str]) -> list[Any]:
     private = torch._C._get_privateuse1_backend_name()
     names = ["PrivateUse1" if kind == private else kind.upper() for kind in sorted(kinds)]
     names = [{"META": "Meta"}.get(name, name) for name in names]
-    found = (getattr(torch._C.DispatchKey, f"Autograd{name}", None) for name in names)
-    return [key for key in found if key is not None]
-
-
-def depends_on_values(made: Any) -> bool:
-    """Return True if a number, or a size of a tensor, depends on the values in a tensor."""
-    tensor = isinstance(made, torch.Tensor) and made.layout is torch.strided
-    return (tensor or isinstance(made, (torch.SymInt, torch.SymFloat))) and bool(free_unbacked_symbols(made))
+    keys = (getattr(torch._C.DispatchKey, f"Autograd{name}", None) for name in names)
+    return [key for key in keys if key is not None]
 
 
 @contextmanager
@@ -330,7 +316,8 @@ def compiling() -> Iterator[None]:
 
 
 def captures_lock() -> threading.RLock:
-    """Return the lock under which Dynamo captures, in one thread at a time. Take it before `thread_state.alone`."""
+    """Return the lock under which Dynamo captures, in one thread at a time. Take it before that of
+    `thread_state.capture_lock`."""
     from torch._dynamo import convert_frame
 
     return convert_frame.compile_lock

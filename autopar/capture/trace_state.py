@@ -70,7 +70,7 @@ def restored_state() -> Iterator[None]:
         yield
     except BaseException as error:
         leave_transforms(depth)
-        _leave_inference_mode(error)
+        leave_inference_modes(error)
         raise
     finally:
         for (read, write), value in zip(_STATE, before):
@@ -78,8 +78,9 @@ def restored_state() -> Iterator[None]:
                 write(value)
 
 
-def _leave_inference_mode(error: BaseException) -> None:
-    """Leave the inference modes that a graph has entered before it raised an error.
+def leave_inference_modes(error: BaseException) -> None:
+    """Leave the inference modes that a graph has entered before it raised an error, or that an interrupt has ended
+    while they were entered or left.
 
     The frames of the error hold their guards, which would else restore what they found whenever the error is released.
     """
@@ -87,5 +88,7 @@ def _leave_inference_mode(error: BaseException) -> None:
         owner, items = frame.f_locals.get("self"), [*frame.f_locals.values()]
         if isinstance(owner, fx.Interpreter):
             items += owner.env.values()
+        elif isinstance(owner, torch.inference_mode):
+            items += vars(owner).values()
         for guard in reversed([item for item in items if isinstance(item, InferenceGuard)]):
             guard.__exit__(None, None, None)

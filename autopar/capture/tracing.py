@@ -14,19 +14,18 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
 from ..errors import CaptureError
-from ..ops.arguments import by_name
+from ..ops import by_name
 from ..ops.composites import recurrent
-from ..ops.composites.define import lowered
-from ..ops.composites.rules import DRAWN, FUNCTIONS, IN_PLACE, RULES, standing_in
+from ..ops.composites.define import lowered, standing_in
+from ..ops.composites.rules import DRAWN, FUNCTIONS, IN_PLACE, RULES
 from .autocast import enabled
 from .dynamo_private import differentiated, flattened
 from .operators import BY_PARTS, draws
 from .refusals import Untraceable, assigned, ordered, unannounced
 from .source_locations import at_line
-from .torch_private import INFERENCE_MODE, autograd_keys, differentiates
+from .torch_private import INFERENCE_MODE, OpOverload, autograd_keys, differentiates, pytree
 from .trace_state import restored_state
 
 _aten = torch.ops.aten
@@ -67,10 +66,12 @@ def trace(
     """
     keys = autograd_keys({item.device.type for item in given if isinstance(item, torch.Tensor)})
     rules = {**DRAWN, **RULES, _DROPOUT: BY_PARTS[_DROPOUT]} if training else DRAWN
-    run = _Run(module, given, wanted, training)
+    derives = training or differentiates(module.graph)
+    # Torch's own derivatives need the caller's grad mode even where no output has a gradient.
+    run = _Run(module, given, wanted, training, derives and torch.is_grad_enabled())
     with standing_in(rules, keys), restored_state(), unannounced():
         try:
-            if training or differentiates(module.graph):
+            if derives:
                 made = differentiated(run, tuple(given), IN_PLACE, training)
             else:
                 made = flattened(run, tuple(given), IN_PLACE)
@@ -104,13 +105,13 @@ def _masks_once(graph: fx.Graph) -> None:
 
 def _as_numbers(graph: fx.Graph, mask: fx.Node, readers: list[fx.Node]) -> None:
     """Insert the numbers of a mask before their first reader, whose place in the user's code they get."""
-    found = mask.meta["val"]
+    value = mask.meta["val"]
     with graph.inserting_before(readers[0]):
-        made = graph.call_function(_aten.where.Scalar, (mask, 0.0, -math.inf))
-    with found.fake_mode:
-        made.meta = {**readers[0].meta, "val": _aten.where.Scalar(found, 0.0, -math.inf)}
+        numbers = graph.call_function(_aten.where.Scalar, (mask, 0.0, -math.inf))
+    with value.fake_mode:
+        numbers.meta = {**readers[0].meta, "val": _aten.where.Scalar(value, 0.0, -math.inf)}
     for node in readers:
-        node.replace_input_with(mask, made)
+        node.replace_input_with(mask, numbers)
 
 
 def _meant(made: fx.GraphModule, given: Sequence[Any], names: Sequence[str]) -> _Traced:
@@ -163,18 +164,25 @@ class _Run(nn.Module):
     """Interpreter of a captured graph. It runs node by node, so traced nodes know the module and line of each."""
 
     def __init__(
-        self, module: fx.GraphModule, given: Sequence[Any], wanted: Sequence[int], differentiated: bool
+        self,
+        module: fx.GraphModule,
+        given: Sequence[Any],
+        wanted: Sequence[int],
+        differentiated: bool,
+        grad_mode: bool,
     ) -> None:
         super().__init__()
         self.captured, self.wanted, self.differentiated = (module,), wanted, differentiated
+        self.grad_mode = grad_mode
         self.weights = [differentiated and _cast_once(item) for item in given]
 
     def forward(self, *tensors: Any) -> Any:
         weights = [tensor for tensor, once in zip(tensors, self.weights) if once]
-        with _Autocast(weights if self.differentiated else None) as casts:
-            made = _Nodes(self.captured[0], casts, self.differentiated).run(*tensors)
-        found = [made[place] for place in self.wanted]
-        return tuple(item.clone() for item in found) if self.differentiated else tuple(found)
+        casting = _Autocast(weights if self.differentiated else None)
+        with torch.set_grad_enabled(self.grad_mode), casting as casts:
+            results = _Nodes(self.captured[0], casts, self.differentiated).run(*tensors)
+        outputs = [results[place] for place in self.wanted]
+        return tuple(item.clone() for item in outputs) if self.differentiated else tuple(outputs)
 
 
 class _Nodes(fx.Interpreter):
@@ -192,10 +200,10 @@ class _Nodes(fx.Interpreter):
         if target in INFERENCE_MODE and not self.differentiated:
             # Nothing has a gradient here, and torch cannot trace changes in place within inference mode.
             return None
-        made = super().call_function(FUNCTIONS.get(target, target), args, kwargs)
+        result = super().call_function(FUNCTIONS.get(target, target), args, kwargs)
         if getattr(target, "__name__", "") == "_exit_autocast":
             self.casts.forget()
-        return made
+        return result
 
 
 def _cast_once(item: Any) -> bool:
@@ -207,12 +215,12 @@ def live(graph: fx.Graph, results: Iterable[Any], forward: bool = False) -> list
     """Return the calls that a result needs, that draw random numbers, which advances the generator, or that assert
     something of values. With `forward`, only draws and assertions of the forward of a joint graph count."""
     needed = {node for node in results if isinstance(node, fx.Node)}
-    kept = []
+    calls = []
     for node in reversed(graph.nodes):
         if node.op == "call_function" and (node in needed or _effective(node, forward)):
             needed.update(node.all_input_nodes)
-            kept.append(node)
-    return kept[::-1]
+            calls.append(node)
+    return calls[::-1]
 
 
 def _effective(node: fx.Node, forward: bool) -> bool:
@@ -222,7 +230,7 @@ def _effective(node: fx.Node, forward: bool) -> bool:
 
 
 def _draws(node: fx.Node) -> bool:
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, OpOverload):
         return False
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda given: given.meta.get("val"))
     return draws(node.target, args, kwargs)
@@ -299,19 +307,21 @@ class _Autocast(TorchFunctionMode):
     def __torch_function__(
         self, function: Callable[..., Any], types: Iterable[type], args: Any = (), kwargs: Any = None
     ) -> Any:
-        given, name = (tuple(args), kwargs or {}), getattr(function, "__name__", "")
+        arguments, name = (tuple(args), kwargs or {}), getattr(function, "__name__", "")
         if self.whole and (name in _PRODUCTS or name in _RECURRENT):
-            first = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor)][:1]
+            first = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)][:1]
             kind = first[0].device.type if first else ""
             # On a CPU, autocast lowers only the products within a GRU, not its results.
-            if name == "lstm" and kind == "cpu" and enabled(kind) and recurrent.projected(given[0]):
-                return recurrent.projecting(function, kind, given[0])
+            if name == "lstm" and kind == "cpu" and enabled(kind) and recurrent.projected(arguments[0]):
+                return recurrent.projecting(function, kind, arguments[0])
             if kind and enabled(kind) and not (name == "gru" and kind == "cpu"):
                 goal = (recurrent.layers if name in _RECURRENT else recurrent.products)(kind, (*first,))
-                given = pytree.tree_map_only(torch.Tensor, lambda tensor: lowered(tensor, kind, goal), given)
+                arguments = pytree.tree_map_only(
+                    torch.Tensor, lambda tensor: lowered(tensor, kind, goal), arguments
+                )
         elif self.weights and name in _LOWERED:
-            given = pytree.tree_map(self._cast, given)
-        return function(*given[0], **given[1])
+            arguments = pytree.tree_map(self._cast, arguments)
+        return function(*arguments[0], **arguments[1])
 
     def forget(self) -> None:
         """Note the end of an autocast region: the outermost one clears the cache."""

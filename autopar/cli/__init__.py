@@ -1,5 +1,4 @@
-"""Commands of `python -m autopar`; their parser; arguments that several take: `MODULE:FACTORY`, numbers and files; and
-checks of what they need."""
+"""Commands of `python -m autopar`, and what several of them share: the parser, `MODULE:FACTORY`, numbers and files."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -72,7 +71,7 @@ def require_writable(path: Path | None) -> None:
 def write(path: Path, writer: Callable[[Path], object]) -> None:
     """Write a file atomically: complete, or unchanged. Raises AutoparError if it cannot be written.
 
-    writer: writes the contents to the path that it is given, which has the same suffix.
+    writer: writes the contents to a temporary path, which has the same suffix.
     """
     beside = path.with_name(f".{os.getpid()}.{path.name}")
     try:
@@ -85,58 +84,47 @@ def write(path: Path, writer: Callable[[Path], object]) -> None:
         raise AutoparError(f"{path} cannot be written ({error.strerror}); give another name") from None
 
 
-def require_torch(why: str) -> None:
-    """Raise AutoparError with the reason `why` if torch is not installed."""
-    if not find_spec("torch"):
-        raise AutoparError(f"torch is not installed, and {why}; install torch")
-
-
 def call_factory(
     text: str, batch: int | None = None, command: str = ""
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """Call `MODULE:FACTORY`, with `batch=` if given; return the model, its arguments and its keyword arguments.
+    """Return a model, its arguments and its keyword arguments, from a call of `MODULE:FACTORY`, with `batch=` if given.
 
-    Raises AutoparError if it cannot be loaded, takes no batch, lacks a package, fails, or returns anything
-    else. With a `command`, which needs a module, also if the model is a function.
+    command: the name of a command that needs an nn.Module, for the error.
+
+    Raises AutoparError if the factory cannot be loaded, takes no batch, lacks a package, raises, or returns anything
+    else.
     """
-    factory = _factory(text)
+    factory, name = _factory(text), text.rpartition(":")[2]
     keywords = {} if batch is None else {"batch": batch}
-    if not _takes(factory, keywords):
-        name = text.rpartition(":")[2]
+    try:
+        inspect.signature(factory).bind(**keywords)
+    except ValueError:
+        pass  # a callable without a signature
+    except TypeError:
         if keywords:
             raise AutoparError(
                 f"{text} takes no batch; write it as def {name}(batch=1), or leave --batch out"
-            )
-        raise AutoparError(f"{text} cannot be called without arguments; write it as def {name}()")
+            ) from None
+        raise AutoparError(f"{text} cannot be called without arguments; write it as def {name}()") from None
     try:
         result = factory(**keywords)
     except ModuleNotFoundError as error:
         raise AutoparError(f"{text} lacks a package: {error}; install it") from None
     except Exception as error:
-        raise AutoparError(f"{text} fails: {_traced(error)}") from error
+        raise AutoparError(f"{text} raises {_traced(error)}") from error
     match result:
         case (model, Mapping() as kwargs):
             args: tuple[Any, ...] = ()
         case (model, (tuple() | list()) as inputs, *rest) if not rest or isinstance(rest[0], Mapping):
             args, kwargs = tuple(inputs), rest[0] if rest else {}
         case _:
-            raise AutoparError(f"{text} must return {RETURNS}: a model and the arguments of a call")
+            raise AutoparError(f"{text} must return {RETURNS}")
     if command:
         from torch.nn import Module
 
         if not isinstance(model, Module):
-            raise AutoparError(f"{text} gives a {type(model).__name__}; {command} needs an nn.Module")
+            raise AutoparError(f"{text} returns a {type(model).__name__}; {command} needs an nn.Module")
     return model, args, dict(kwargs)
-
-
-def _takes(factory: Callable[..., Any], given: dict[str, int]) -> bool:
-    try:
-        inspect.signature(factory).bind(**given)
-    except TypeError:
-        return False
-    except ValueError:  # a callable without a signature
-        return True
-    return True
 
 
 def _factory(text: str) -> Callable[..., Any]:

@@ -20,7 +20,6 @@ from . import (
     call_factory,
     duration,
     names,
-    require_torch,
     require_writable,
     write,
 )
@@ -44,7 +43,6 @@ def main(argv: Sequence[str]) -> int:
     for word in ("only",) if chosen.factory else ("batch", "train"):
         if getattr(chosen, word):
             parser.error(f"--{word} goes with {'--suite' if chosen.factory else 'MODULE:FACTORY'}")
-    require_torch("bench measures models with it")
     require_writable(chosen.json)
     if chosen.suite == "gpu":
         only = [f"--only={name}" for name in chosen.only]

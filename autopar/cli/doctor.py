@@ -12,22 +12,20 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from itertools import permutations
 
 import torch
 
+from .. import system
 from ..costs.detect import accelerators, detect
 from ..ir.hardware import BUSES, CHIPS
 from ..ir.serialize import encode
 from ..planner import native
 from ..runtime.kernels import LIBRARIES
-from ..system import cache, versions
+from ..system import cache
 from ..system.process import KEPT_BYTES, keep_freed_memory
-from ..system.text import counted, size, table
+from ..system.text import COLUMNS, counted, size, table
 from . import Parser
 
-WIDTH = 100
-"""Columns of the report."""
 READY = "ready"
 
 
@@ -52,46 +50,43 @@ def main(argv: Sequence[str]) -> int:
         cache.clear()
     present = accelerators()
     names = chosen.devices or ["cpu", *present]
-    found, machine = _found(), detect(names)
-    if len(present) > 1:
-        found["devices"] = {"peer access": _peers(present)}
+    report, machine = _report(), detect(names)
     if chosen.json:
-        print(json.dumps({**found, "machine": encode(machine)}, indent=1))
+        print(json.dumps({**report, "machine": encode(machine)}, indent=1))
         return 0
     print(machine)
     if not present:
-        print('\nno accelerator is here; "emulated:0" is a worker thread that stands in for one')
-    for title, facts in found.items():
+        print('\nno accelerator is here; "emulated:0" emulates one by a worker thread')
+    for title, facts in report.items():
         print(f"\n{title}")
         print(_lines(facts))
     quoted = ", ".join(f'"{name}"' for name in names)
-    call = f'autopar.compile(model, [{quoted}], kernels="auto")'
-    facts = {
-        call: "all devices and libraries above",
+    commands = {
+        f'autopar.compile(model, [{quoted}], kernels="auto")': "all devices and libraries above",
         "python -m autopar doctor --chips": "chips that you can plan for without having them",
         "python -m autopar doctor --json": "all of this, for a bug report",
     }
-    print(f"\nwhat to type\n{_lines(facts)}")
+    print(f"\nwhat to type\n{_lines(commands)}")
     return 0
 
 
 def _lines(facts: Mapping[str, str]) -> str:
     """Return names and their facts in two columns, the second one wrapped."""
     left = max(map(len, facts)) + 4
-    wrap = textwrap.TextWrapper(WIDTH, subsequent_indent=" " * left, break_long_words=False)
+    wrap = textwrap.TextWrapper(COLUMNS, subsequent_indent=" " * left, break_long_words=False)
     return "\n".join(wrap.fill(f"  {name}".ljust(left) + fact) for name, fact in facts.items())
 
 
-def _found() -> dict[str, dict[str, str]]:
+def _report() -> dict[str, dict[str, str]]:
     """Return what this machine has and what to type for what it lacks, by section and name."""
-    wrong = "" if versions.supported(torch.__version__) else f"; this one is not: {versions.TO_TYPE}"
+    wrong = "" if system.supported(torch.__version__) else f"; this one is not: {system.TO_TYPE}"
     kept = keep_freed_memory()
     return {
         "versions": {
-            "autopar": versions.VERSION,
+            "autopar": system.VERSION,
             "python": f"{platform.python_version()}, {platform.platform(terse=True)}",
             "torch": f"{torch.__version__}, {counted(torch.get_num_threads(), 'thread')}; "
-            f"{versions.SUPPORTED} are supported{wrong}",
+            f"{system.SUPPORTED} are supported{wrong}",
         },
         "kernel libraries": {
             name: library.missing() or _version(name) for name, library in LIBRARIES.items()
@@ -102,7 +97,7 @@ def _found() -> dict[str, dict[str, str]]:
             ".png pictures": READY if find_spec("cairosvg") else "pip install 'autopar[png]'",
         },
         "caches": {
-            "autopar": cache.kept(),
+            "autopar": cache.note(),
             "inductor": os.environ.get("TORCHINDUCTOR_CACHE_DIR")
             or f"{tempfile.gettempdir()}/torchinductor_…; TORCHINDUCTOR_CACHE_DIR moves it",
             "freed memory": f"returned to the system: {kept}" if kept else f"kept, up to {size(KEPT_BYTES)}",
@@ -122,8 +117,8 @@ def _compiler() -> str:
     path = shutil.which(os.environ.get("CXX", "")) or shutil.which("g++") or shutil.which("clang++")
     if path is None:
         return "none is on PATH: apt install g++ (inductor compiles CPU kernels with it)"
-    told = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
-    return f"{READY}, {path}, {told.splitlines()[0] if told else 'of unknown version'}"
+    answer = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
+    return f"{READY}, {path}, {answer.splitlines()[0] if answer else 'of unknown version'}"
 
 
 def chips() -> str:
@@ -147,12 +142,3 @@ def buses() -> str:
         latency = f"{bus.latency_s * 1e6:.0f} µs"
         rows.append((bus.name, f"{size(bus.bytes_per_s)}/s", f"{size(bus.reached)}/s", latency))
     return table(rows, right=(1, 2, 3))
-
-
-def _peers(names: Sequence[str]) -> str:
-    module = torch.get_device_module(torch.device(names[0]).type)
-    if not hasattr(module, "can_device_access_peer"):
-        return "not told by this kind of device"
-    pairs = permutations(enumerate(names), 2)
-    able = [f"{a} → {b}" for (i, a), (j, b) in pairs if module.can_device_access_peer(i, j)]
-    return ", ".join(able) or "none; copies between accelerators pass through host memory"

@@ -13,7 +13,7 @@ from ..errors import AutoparError
 from ..ir.plan import Plan
 from ..ir.timeline import Timeline
 from ..system.text import percent, seconds
-from . import FACTORY, Parser, call_factory, names, require_torch, require_writable, write
+from . import FACTORY, Parser, call_factory, names, require_writable, write
 
 _DEVICE = re.compile(r"[a-z]+(:\d+)?(\*\d+)?")
 """Names of devices of this machine, as opposed to names of chips, which contain a number."""
@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
     what.add_argument("--load", metavar="FILE", help="a saved plan: Plan.save's .json, or that of --out")
     parser.add_argument(
         "--out", type=Path, metavar="FILE", action="append", default=[],
-        help="write the plan as .json, or draw it: .html .svg .png .dot; may be repeated",
+        help="write the plan as .json, or draw it: .html .svg .png .pdf; may be repeated",
     )  # fmt: skip
     parser.add_argument(
         "--timeline", type=Path, metavar="FILE", action="append", default=[],
@@ -77,12 +77,12 @@ def main(argv: Sequence[str]) -> int:
 
 def _check_names(chosen: argparse.Namespace) -> None:
     """Raise, before planning, for files that could not be written."""
-    from ..view.save import kind_of, suffixes
+    from ..view.save import kind_of
 
     for path in chosen.out:
-        kind_of(path, (".json", *suffixes(Plan)), "a plan")
+        kind_of(path, Plan, ".json")
     for path in chosen.timeline:
-        kind_of(path, suffixes(Timeline), "a timeline")
+        kind_of(path, Timeline)
     for path in (*chosen.out, *chosen.timeline):
         require_writable(path)
 
@@ -109,7 +109,6 @@ def _graph(chosen: argparse.Namespace) -> Plan:
 
 
 def _model(chosen: argparse.Namespace) -> Plan:
-    require_torch("a model is captured with it")
     import torch
 
     from .. import api

@@ -6,13 +6,14 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ..errors import AutoparError, PlanError
 from ..ir.distribution import SCHEDULES
 from ..ir.hosts import Hosts
 from ..ir.serialize import encode
-from ..system.text import table
-from . import FACTORY, Parser, above_zero, call_factory, require_torch, require_writable, write
+from ..system.text import COLUMNS, percent, seconds, size, table, wrapped
+from . import FACTORY, Parser, above_zero, call_factory, require_writable, write
 
 
 def main(argv: Sequence[str]) -> int:
@@ -25,7 +26,6 @@ def main(argv: Sequence[str]) -> int:
     chosen = parser.parse_args(argv)
     if len(chosen.batch) not in (1, len(chosen.hosts)):
         parser.error("give one --batch, or one for each --hosts")
-    require_torch("whatif captures a model with it")
     require_writable(chosen.json)
     from ..distributed import forecast as of
 
@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
         if chosen.verbose:
             print(f"{forecast.plan}\n")
     if forecasts:
-        print(table([of.HEADING, *(each.row() for _, each in forecasts)], right=range(5, 13)))
+        print(_table([each for _, each in forecasts]))
     if forecasts and chosen.json:
         rows = [{"hosts": text, "forecast": encode(each)} for text, each in forecasts]
         contents = json.dumps({"factory": chosen.factory, "rows": rows}, indent=1) + "\n"
@@ -63,6 +63,31 @@ def main(argv: Sequence[str]) -> int:
         # The others are told first.
         raise PlanError("\n".join(refused))
     return 0
+
+
+def _table(forecasts: Sequence[Any]) -> str:
+    """Return a row for each forecast, and what the columns mean."""
+    paces = [each.tokens_per_s or each.rows_per_s for each in forecasts]
+    pace = "tokens/s" if forecasts[0].tokens_per_s else "rows/s"
+    rows = [("chips", "layout", "schedule", "batches", "step", pace, "of peak", "waits", "memory", "with")]
+    for each, per_s in zip(forecasts, paces):
+        plan, idle = each.plan, each.accelerators - each.used
+        chunks = len(plan.stages) // plan.positions
+        rows.append((
+            f"{each.used}{f' of {each.accelerators}' if idle else ''}",
+            f"{each.tensor} × {plan.positions} × {plan.replicas}",
+            f"{plan.schedule}{f' × {chunks}' if chunks > 1 else ''}",
+            f"{plan.micro_batches} × {plan.batch // plan.replicas // plan.micro_batches}",
+            seconds(plan.step_s), f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}",
+            percent(each.mfu), percent(plan.bubble), size(max(plan.memory)),
+            ", ".join(["sharding"] * plan.sharded + ["recompute"] * each.recompute),
+        ))  # fmt: skip
+    last = None if any(row[-1] for row in rows[1:]) else -1
+    legend = (
+        "layout: tensor × pipeline × data parallel; batches: micro-batches × rows of each; of peak: share of the "
+        "datasheet FLOP/s; waits: of the busiest process; memory: of the fullest one. --json has all figures."
+    )
+    return f"{table([row[:last] for row in rows], right=range(4, 9), width=COLUMNS)}\n\n{wrapped(legend)}"
 
 
 def _captured(chosen: argparse.Namespace):  # type: ignore[no-untyped-def]  # torch is not loaded for --help

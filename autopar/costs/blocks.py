@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..system.process import uncollected
+from ..system.process import gc_paused
 from .calibrate import threads
 
 BLOCK_S = 0.1
@@ -85,7 +85,7 @@ def timed(
 
 def _block(call: Callable[[], Any], count: int, block_s: float, wake_s: float) -> Block:
     _asleep(wake_s)
-    with threads(count), uncollected():
+    with threads(count), gc_paused():
         dropped, start = 0, time.perf_counter()
         while not dropped or time.perf_counter() - start < SETTLE_S:
             call()

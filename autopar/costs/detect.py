@@ -190,7 +190,7 @@ def _measured(names: Sequence[str]) -> Measured:
 
     def measured(name: str, measure: Callable[..., dict[str, float]], *args: Any) -> dict[str, float]:
         stored = entries.get(name)
-        valid = isinstance(stored, dict) and all(map(cache.figure, stored.values()))
+        valid = isinstance(stored, dict) and all(map(cache.is_figure, stored.values()))
         known: dict[str, float] = {**stored} if valid and stored else {}
         times = known.pop(_TIMES, 1)
         ends = [end for end in args if end in names]

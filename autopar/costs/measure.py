@@ -203,7 +203,7 @@ class _Book:
 def _seconds(entry: Any) -> list[float]:
     """Return the valid seconds of an entry."""
     samples = entry.get("seconds") if isinstance(entry, dict) else None
-    return list(filter(cache.figure, samples or ()))
+    return list(filter(cache.is_figure, samples or ()))
 
 
 def _typical(seconds: Sequence[float], device: Device) -> float:

@@ -88,7 +88,7 @@ def _is_scale(entry: Any) -> bool:
         isinstance(entry, list)
         and len(entry) == 3
         and isinstance(entry[0], str)
-        and all(map(cache.figure, entry[1:]))
+        and all(map(cache.is_figure, entry[1:]))
     )
 
 

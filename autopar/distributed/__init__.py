@@ -30,6 +30,4 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(
             f"module 'autopar.distributed' has no attribute {name!r}; it has {', '.join(__all__)}"
         )
-    # Importing `view` registers the methods that save and draw timelines.
-    import_module("..view", __name__)
     return getattr(import_module(f".{_HOME[name]}", __name__), name)

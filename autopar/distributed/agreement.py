@@ -10,9 +10,8 @@ import torch
 from torch import nn
 
 from ..ir.distribution import Distribution
-from ..ir.serialize import decode, encode
 from ..training.facts import code_digest
-from ..training.messages import Group, agree, made_by_first
+from ..training.messages import Group, agree, from_first
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 """The address in the text of an object that has no other: each process has its own."""
@@ -27,7 +26,7 @@ def agreed(
 
     First the ranks compare what they run (`agree`): versions, torch's settings, and `describe`: a model (see
     `described`) or a function that returns facts by name. Then rank 0 calls `make`, checks the plan and
-    broadcasts it as JSON.
+    broadcasts it.
 
     Raises on every rank: PlanError with the ranks that differ and the difference; or the error of `make` on rank 0, of
     the same class if it is one of autopar's or Python's, else as PlanError.
@@ -39,9 +38,8 @@ def agreed(
         return _settings() | dict(describe() if describe is not None else {})
 
     agree(facts, group)
-    sent = made_by_first(lambda: encode(make().check()), group)
-    # Rank 0 also uses the plan as sent, because decoding may turn a whole number into a float.
-    return decode(Distribution, sent, "the plan of rank 0").check()
+    plan: Distribution = from_first(lambda: make().check(), group)
+    return plan
 
 
 def _settings() -> dict[str, str]:

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, Def
 from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import RunError
-from ..training.messages import Group, made_by_first, on_every_rank, rank_of
+from ..training.messages import Group, from_first, on_every_rank, rank_of
 
 KEEP = 2
 """Default number of complete checkpoints to keep."""
@@ -48,7 +48,7 @@ def save(
     if keep < 1:
         raise RunError(f"keep={keep} would delete what was saved; give 1 or more")
     target = root / f"step-{step:09d}"
-    made_by_first(lambda: _begin(root, target, keep), group)
+    from_first(lambda: _begin(root, target, keep), group)
     entries = on_every_rank(lambda: _entries(state, target, group), group, RunError)
     try:
         with warnings.catch_warnings():
@@ -63,7 +63,7 @@ def save(
     except dcp.api.CheckpointException as error:
         said = "; ".join(f"rank {rank}: {fault[0]}" for rank, fault in sorted(error.failures.items()))
         raise RunError(f"step {step} could not be saved in {root}: {said}") from error
-    made_by_first(lambda: _clean(root, keep), group)
+    from_first(lambda: _clean(root, keep), group)
     return target
 
 
@@ -78,7 +78,7 @@ def load_latest(
 
     Raises RunError on every rank, naming the value, if one rank cannot read what it holds.
     """
-    latest = made_by_first(lambda: str(["", *_complete(Path(path))][-1]), group)
+    latest = from_first(lambda: str(["", *_complete(Path(path))][-1]), group)
     if not latest:
         return None
     return int(on_every_rank(lambda: _load(Path(latest), state, group), group, RunError))
@@ -93,12 +93,12 @@ def _entries(state: Mapping[str, Any], target: Path, group: Group) -> dict[str, 
     for key, value in state.items():
         if isinstance(value, torch.optim.Optimizer):
             for name, (parameter, options, _, _) in _parameters(key, value, state).items():
-                held = value.state.get(parameter, {})
-                tensors = {field: entry for field, entry in held.items() if isinstance(entry, torch.Tensor)}
+                fields = value.state.get(parameter, {})
+                tensors = {field: entry for field, entry in fields.items() if isinstance(entry, torch.Tensor)}
                 entries |= {f"{name}.{field}": entry.detach() for field, entry in tensors.items()}
-                entries[name] = options, {field: held[field] for field in held if field not in tensors}
+                entries[name] = options, {field: fields[field] for field in fields if field not in tensors}
         else:
-            entries |= _held(key, value)
+            entries |= _entries_of(key, value)
     return entries
 
 
@@ -110,16 +110,16 @@ def _load(latest: Path, state: MutableMapping[str, Any], group: Group) -> int:
         owner, _, field = name.rpartition(".")
         fields.setdefault(owner, []).append(field)
     random = f"random.{rank_of(group)}"
-    wanted: dict[str, Any] = dict.fromkeys(("step", random) if random in saved else ("step",))
+    entries: dict[str, Any] = dict.fromkeys(("step", random) if random in saved else ("step",))
     for key, value in state.items():
         if isinstance(value, torch.optim.Optimizer):
             for name, (parameter, *_) in _parameters(key, value, state).items():
-                wanted[name] = None
+                entries[name] = None
                 for field in fields.get(name, ()):
-                    wanted[f"{name}.{field}"] = _empty(saved[f"{name}.{field}"], parameter)
+                    entries[f"{name}.{field}"] = _empty(saved[f"{name}.{field}"], parameter)
         else:
-            wanted |= _held(key, value)
-    for name, entry in wanted.items():
+            entries |= _entries_of(key, value)
+    for name, entry in entries.items():
         shape = getattr(saved.get(name), "size", None)
         if name not in saved or (isinstance(entry, torch.Tensor) and shape != entry.shape):
             known = f"was saved with shape {tuple(shape)}" if shape is not None else "was not saved"
@@ -127,33 +127,33 @@ def _load(latest: Path, state: MutableMapping[str, Any], group: Group) -> int:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         # Ranks may hold different names, so each reads by itself.
-        dcp.load(wanted, storage_reader=reader, planner=DefaultLoadPlanner(False, False), no_dist=True)
+        dcp.load(entries, storage_reader=reader, planner=DefaultLoadPlanner(False, False), no_dist=True)
     for key, value in state.items():
         if isinstance(value, torch.optim.Optimizer):
             packed = value.state_dict()
             packed["state"] = {}
             for name, (_, _, number, index) in _parameters(key, value, state).items():
-                options, held = wanted[name]
+                options, state_of = entries[name]
                 packed["param_groups"][number] |= options
-                held |= {field: wanted[f"{name}.{field}"] for field in fields.get(name, ())}
-                if held:
-                    packed["state"][index] = held
+                state_of |= {field: entries[f"{name}.{field}"] for field in fields.get(name, ())}
+                if state_of:
+                    packed["state"][index] = state_of
             value.load_state_dict(packed)
         elif _is_module(value):
             _plain(value).load_state_dict(
-                {path: wanted[f"{key}.{path}"] for path in _plain(value).state_dict()}
+                {path: entries[f"{key}.{path}"] for path in _plain(value).state_dict()}
             )
         elif hasattr(value, "load_state_dict"):
-            value.load_state_dict(wanted[key])
+            value.load_state_dict(entries[key])
         else:
-            state[key] = wanted[key]
+            state[key] = entries[key]
     for kind, _, restore in _generators():
-        if kind in wanted.get(random, {}):
-            restore(wanted[random][kind])
-    return int(wanted["step"])
+        if kind in entries.get(random, {}):
+            restore(entries[random][kind])
+    return int(entries["step"])
 
 
-def _held(key: str, value: Any) -> dict[str, Any]:
+def _entries_of(key: str, value: Any) -> dict[str, Any]:
     """Return the entries of a value that is no optimizer by name: one for each tensor of a module."""
     if _is_module(value):
         return {f"{key}.{path}": entry for path, entry in _plain(value).state_dict().items()}
@@ -187,7 +187,7 @@ def _parameters(
         if _is_module(value)
         for path, parameter in _plain(value).named_parameters()
     }
-    found, count = {}, 0
+    parameters, count = {}, 0
     for number, group in enumerate(optimizer.param_groups):
         options = {name: value for name, value in group.items() if name not in ("params", "param_names")}
         for index, parameter in enumerate(group["params"], count):
@@ -198,9 +198,9 @@ def _parameters(
                     "'step': step})"
                 )
             if parameter.numel():
-                found[paths[id(parameter)]] = parameter, options, number, index
+                parameters[paths[id(parameter)]] = parameter, options, number, index
         count += len(group["params"])
-    return found
+    return parameters
 
 
 def _empty(saved: Any, parameter: torch.Tensor) -> torch.Tensor:
@@ -237,9 +237,9 @@ def _begin(root: Path, target: Path, keep: int) -> None:
 
 def _clean(root: Path, keep: int) -> None:
     """Remove all checkpoints but the last `keep` complete ones."""
-    kept = _complete(root)[-keep:]
+    keep_these = _complete(root)[-keep:]
     for entry in root.glob("step-*"):
-        if entry not in kept:
+        if entry not in keep_these:
             # First, so that no checkpoint that is half removed counts as complete.
             (entry / _COMPLETE).unlink(missing_ok=True)
             shutil.rmtree(entry)

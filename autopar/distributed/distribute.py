@@ -24,9 +24,8 @@ from ..ir.device import Device, Link
 from ..ir.distribution import SCHEDULES, Distribution
 from ..ir.hosts import Host, Hosts, compute_devices
 from ..ir.machine import Machine
-from ..ir.serialize import decode, encode
 from ..planner.pipelines import Chain, RowCost, Unit, distribution, processes
-from ..training.messages import agree, gather, made_by_first, on_every_rank, share_weights
+from ..training.messages import agree, from_first, gather, on_every_rank, share_weights
 from .agreement import agreed, described
 from .pipeline.job import Distributed
 from .pipeline.profile import BACKWARD, FORWARD, Times, added_bytes_per_s, profile, share
@@ -68,6 +67,8 @@ def distribute(  # noqa: PLR0913 - what users may fix
 ) -> Distributed:
     """Place a model on all processes of a job as pipeline stages and replicas, run by `torch.distributed.pipelining`.
 
+    Example::
+
         torch.distributed.init_process_group()                      # under torchrun
         job = autopar.distribute(model, example_inputs=(x,), loss=criterion)
         optimizer = torch.optim.SGD(job.parameters(), lr=0.1)
@@ -97,12 +98,13 @@ def distribute(  # noqa: PLR0913 - what users may fix
     """
     device, machine = _here(devices)
     schedules = _schedules(schedule)
-    several = max(gather(sum(len(own.compute_lanes) for own in machine.devices), group)) > 1
+    several = max(gather(sum(len(each.compute_lanes) for each in machine.devices), group)) > 1
     if shard_replicas is True and several:
         raise PlanError(_LANES)
     batch = bound(model, example_inputs, example_kwargs or {})
-    agree(lambda: _wanted(model, rows_of(batch), loss is not None, plan is not None), group)
-    share_weights(model, group, device, made_by_first(lambda: _sources(model, group), group))
+    agree(lambda: _facts(model, rows_of(batch), loss is not None, plan is not None), group)
+    named = [*model.named_parameters(), *model.named_buffers()]
+    share_weights(named, group, device, from_first(lambda: _sources(model, group), group))
     known = _hosts(hosts, machine, group, device)
     capture = functools.cache(lambda rows: units(model, *_sliced(batch, rows)))
     chain = _chain(capture, batch, known, group, machine, loss is not None) if plan is None else None
@@ -150,7 +152,7 @@ def _job(
     if captured.names != plan.units:
         raise PlanError(f"the plan is of {plan.model} with {len(plan.units)} units, not of this model")
     log.info("%s", plan)
-    lanes = sum(len(own.compute_lanes) for own in machine.devices)
+    lanes = sum(len(each.compute_lanes) for each in machine.devices)
 
     def place(stage: nn.Module) -> nn.Module:
         return compile(stage, machine) if lanes > 1 else stage  # type: ignore[return-value]
@@ -176,7 +178,7 @@ def _version(tensor: torch.Tensor) -> int:
 def _sources(model: nn.Module, group: dist.ProcessGroup | None) -> dict[str, int]:
     """Return the rank in the group of what another process than this one has updated in an earlier job of the model."""
     ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-    state, found = _state(model), {}
+    state, sources = _state(model), {}
     for path, (rank, tensor, version) in _held.get(model, {}).items():
         if rank == dist.get_rank() or state.get(path) is not tensor or _version(tensor) != version:
             continue
@@ -185,8 +187,8 @@ def _sources(model: nn.Module, group: dist.ProcessGroup | None) -> dict[str, int
                 f"rank {rank} has {path} from an earlier job of this model, and is not in the group; give a group with "
                 "this rank, or a new model, and load a checkpoint of the earlier job into it"
             )
-        found[path] = ranks.index(rank)
-    return found
+        sources[path] = ranks.index(rank)
+    return sources
 
 
 def _schedules(named: str) -> tuple[str, ...]:
@@ -196,7 +198,7 @@ def _schedules(named: str) -> tuple[str, ...]:
     return tuple(SCHEDULES) if named == "auto" else (named,)
 
 
-def _wanted(model: nn.Module, rows: int, trained: bool, planned: bool) -> dict[str, Any]:
+def _facts(model: nn.Module, rows: int, trained: bool, planned: bool) -> dict[str, Any]:
     """Return what all processes must give alike, by its name in errors. Raises PlanError if a parameter is already
     split over ranks."""
     split = next((path for path, tensor in model.named_parameters() if isinstance(tensor, DTensor)), None)
@@ -236,7 +238,7 @@ def _hosts(
 ) -> Hosts:
     count = dist.get_world_size(group)
     if isinstance(hosts, str) and hosts == "auto":
-        return found(machine, group, device)
+        return measured_hosts(machine, group, device)
     declared = Hosts.declare(hosts) if isinstance(hosts, str) else hosts.check()
     if len(declared.hosts) != count:
         raise PlanError(
@@ -273,37 +275,37 @@ def _chain(
     agree(names, group)
     captured, inputs = captures[-1]
     # A capture of few rows may have other operators.
-    captures = [(own, given) for own, given in captures if own.names == captured.names]
-    sizes = [own.rows for own, _ in captures]
-    measured: list[list[Times]] = []
+    captures = [(each, inputs_of) for each, inputs_of in captures if each.names == captured.names]
+    sizes = [each.rows for each, _ in captures]
+    times: list[list[Times]] = []
 
     def figures() -> Any:
-        measured.extend(profile(own, given, device, trained) for own, given in captures)
+        times.extend(profile(each, inputs_of, device, trained) for each, inputs_of in captures)
         part = share(captured, inputs, machine, trained)
         costs = [
-            [_line(sizes, [times[at][way] * part for times in measured]) for way in (FORWARD, BACKWARD)]
-            for at in range(len(measured[0]))
+            [_line(sizes, [each[at][way] * part for each in times]) for way in (FORWARD, BACKWARD)]
+            for at in range(len(times[0]))
         ]
         return costs, added_bytes_per_s(device)
 
-    told = gather(on_every_rank(figures, group, PlanError, " could not measure the model"), group)
-    by_name = {host.name: told[at] for at, host in enumerate(hosts.hosts)}
+    figures_of = gather(on_every_rank(figures, group, PlanError, " could not measure the model"), group)
+    by_name = {host.name: figures_of[at] for at, host in enumerate(hosts.hosts)}
     kinds = tuple(dict.fromkeys(process.kind for process in processes(hosts)))
     model = captured.model
     keys = {id(tensor): path for path, tensor in reversed([*model.named_parameters(remove_duplicate=False)])}
-    made = []
-    for at, (name, (_, _, saved)) in enumerate(zip(captured.names, measured[-1])):
+    chain_units = []
+    for at, (name, (_, _, saved)) in enumerate(zip(captured.names, times[-1])):
         state = captured.state(captured.nodes[at])
         forward, backward = (
             tuple(RowCost(*by_name[kind][0][at][way]) for kind in kinds) for way in (FORWARD, BACKWARD)
         )
         weights = tuple((keys[id(tensor)], tensor.nbytes) for tensor in state if id(tensor) in keys)
         rest = sum(tensor.nbytes for tensor in state if id(tensor) not in keys)
-        sent = sum(node.meta["val"].nbytes for node in captured.crossing[at + 1])
+        crossing = sum(node.meta["val"].nbytes for node in captured.crossing[at + 1])
         rows = captured.rows
-        made.append(Unit(name, forward, backward, weights, rest, saved / rows, sent / rows))
+        chain_units.append(Unit(name, forward, backward, weights, rest, saved / rows, crossing / rows))
     added = tuple(by_name[kind][1] for kind in kinds)
-    return Chain(type(model).__name__, kinds, tuple(made), added_bytes_per_s=added)
+    return Chain(type(model).__name__, kinds, tuple(chain_units), added_bytes_per_s=added)
 
 
 def _line(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
@@ -324,7 +326,7 @@ ROUNDS = {SMALL: 50, LARGE: 5}
 """Round trips for each message size; the fastest counts."""
 
 
-def found(machine: Machine, group: dist.ProcessGroup | None, device: torch.device) -> Hosts:
+def measured_hosts(machine: Machine, group: dist.ProcessGroup | None, device: torch.device) -> Hosts:
     """Return the processes of a group as hosts `rank 0`, `rank 1`, …, each with its own machine.
 
     The link from each process to the next is measured by messages of 8 bytes and 4 MiB, a few milliseconds for each
@@ -332,21 +334,21 @@ def found(machine: Machine, group: dist.ProcessGroup | None, device: torch.devic
     """
     count, rank = dist.get_world_size(group), dist.get_rank(group)
     # A single process sends nothing.
-    own = [0.0, 1.0]
+    seconds = [0.0, 1.0]
     for src in range(count if count > 1 else 0):
         dst = (src + 1) % count
         dist.barrier(group)
         if rank in (src, dst):
-            taken = [_message_s(src, dst, nbytes, group, device) for nbytes in ROUNDS]
-            own = taken if rank == src else own
-    told = gather({"node": socket.gethostname(), "machine": encode(machine), "seconds": own}, group)
+            trips = [_message_s(src, dst, nbytes, group, device) for nbytes in ROUNDS]
+            seconds = trips if rank == src else seconds
+    hosts_of = gather({"node": socket.gethostname(), "machine": machine, "seconds": seconds}, group)
     hosts, links = [], []
-    for at, one in enumerate(told):
+    for at, one in enumerate(hosts_of):
         small, large = one["seconds"]
         # If others disturbed the small messages, the large ones bound the latency and the rate.
         latency, rate = min(small, large), LARGE / max(large - small, large / 2)
         name, other = f"rank {at}", f"rank {(at + 1) % count}"
-        hosts.append(Host(name, decode(Machine, one["machine"], name), rate, latency, network=one["node"]))
+        hosts.append(Host(name, one["machine"], rate, latency, network=one["node"]))
         if count > 1:
             links.append(Link(name, other, latency, rate, f"{name} out"))
     return Hosts(tuple(hosts), tuple(links)).check()

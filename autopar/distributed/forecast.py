@@ -24,7 +24,7 @@ from ..planner.pipelines import Chain, Process, RowCost, distribution, processes
 from ..planner.pipelines.chain import recomputed, tensor_parallel
 from ..planner.pipelines.from_graph import chain_of
 from ..planner.pipelines.grid import inside
-from ..system.text import seconds, size
+from ..system.text import seconds
 
 OPTIMIZERS = {"none": 0.0, "sgd": 0.0, "momentum": 1.0, "adam": 2.0}
 """Tensors of optimizer state for each parameter, by the optimizer's name."""
@@ -88,11 +88,11 @@ def captured(
                 raise
             # The model indexes its layers, and fails with shortened lists.
             graph, repeats = ahead_for_rows(model, args, kwargs, rows, dtype), {}
-    kept = cache(graph)
+    graph_of = cache(graph)
     name = str(parameters[0].dtype if parameters else torch.float32).removeprefix("torch.")
     tokens = batch.shape[1] if not batch.is_floating_point() and batch.dim() == 2 else 0
-    row_flops = _flops(kept(rows), repeats).total() / rows
-    return _Model(kept, repeats, row_flops, int(tokens), sum(p.numel() for p in parameters), name)
+    row_flops = _flops(graph_of(rows), repeats).total() / rows
+    return _Model(graph_of, repeats, row_flops, int(tokens), sum(p.numel() for p in parameters), name)
 
 
 def _flops(graph: Graph, repeats: Mapping[str, int]) -> Counter[str]:
@@ -135,27 +135,6 @@ class _Forecast:
         """Samples per second."""
         return self.plan.batch / self.plan.step_s
 
-    def row(self) -> tuple[str, ...]:
-        """Return the cells of a table with the columns `HEADING`."""
-        plan = self.plan
-        chunks = len(plan.stages) // plan.positions
-        pace = f"{self.tokens_per_s:,.0f} tokens/s" if self.tokens_per_s else f"{self.rows_per_s:,.1f} rows/s"
-        return (
-            f"{self.used:,} of {self.accelerators:,}",
-            f"{self.tensor} × {plan.positions} × {plan.replicas}{' sharded' * plan.sharded}",
-            f"{plan.schedule}{f' × {chunks}' if chunks > 1 else ''}",
-            f"{plan.micro_batches} × {plan.batch // plan.replicas // plan.micro_batches}",
-            "yes" if self.recompute else "no",
-            seconds(plan.step_s), pace, f"{self.tflops:.0f}", f"{self.mfu:.0%}", f"{self.efficiency:.0%}",
-            f"{plan.bubble:.0%}", size(max(plan.memory)), f"{self.planning_s:.1f} s",
-        )  # fmt: skip
-
-
-HEADING = (
-    "accelerators", "tensor × pipeline × data", "schedule", "micro-batches × rows", "recompute", "step", "pace",
-    "TFLOP/s each", "of peak", "of N × 1", "waits", "memory", "planned in",
-)  # fmt: skip
-
 
 def forecast(  # noqa: PLR0913 - what users may fix
     model: _Model,
@@ -184,8 +163,10 @@ def forecast(  # noqa: PLR0913 - what users may fix
         raise PlanError(f"optimizer={optimizer!r} is not known; give one of {', '.join(OPTIMIZERS)}")
     begin = time.perf_counter()
     trained = objective == "training"
-    kept = OPTIMIZERS[optimizer]
-    kept = 2.0 * (kept + 1) if model.dtype in MASTER and optimizer != "none" else kept
+    state_tensors = OPTIMIZERS[optimizer]
+    state_tensors = (
+        2.0 * (state_tensors + 1) if model.dtype in MASTER and optimizer != "none" else state_tensors
+    )
     best: tuple[Distribution, int, bool] | None = None
     refused: list[AutoparError] = []
     most = max(len(compute_devices(host.machine)) for host in hosts.hosts)
@@ -202,7 +183,7 @@ def forecast(  # noqa: PLR0913 - what users may fix
             try:
                 plan = distribution(
                     chain, hosts, batch, members=members, objective=objective,
-                    schedules=schedules, rows=rows, replicas=replicas, stages=stages, optimizer_bytes=kept,
+                    schedules=schedules, rows=rows, replicas=replicas, stages=stages, optimizer_bytes=state_tensors,
                     shard_replicas=shard_replicas, below=best[0].step_s if best else None,
                 )  # fmt: skip
             except PlanError as error:
@@ -212,7 +193,7 @@ def forecast(  # noqa: PLR0913 - what users may fix
                 best = plan, group, again
     if best is None:
         raise refused[-1]
-    return _told(model, hosts, best, time.perf_counter() - begin)
+    return _figures(model, hosts, best, time.perf_counter() - begin)
 
 
 def _priced(model: _Model, hosts: Hosts, group: int) -> tuple[Callable[[int], Chain], tuple[Process, ...]]:
@@ -242,7 +223,9 @@ def _device(hosts: Hosts, process: Process) -> Device:
     return hosts.host[process.host].machine.device[process.devices[0]]
 
 
-def _told(model: _Model, hosts: Hosts, best: tuple[Distribution, int, bool], planning_s: float) -> _Forecast:
+def _figures(
+    model: _Model, hosts: Hosts, best: tuple[Distribution, int, bool], planning_s: float
+) -> _Forecast:
     plan, group, again = best
     used = plan.replicas * plan.positions * group
     rows = plan.batch // plan.replicas // plan.micro_batches
@@ -276,12 +259,12 @@ def _told(model: _Model, hosts: Hosts, best: tuple[Distribution, int, bool], pla
 
 def on_meta(model: nn.Module, dtype: str | None) -> nn.Module:
     """Return the model on the meta device, its floating-point parameters and buffers cast to `dtype` if given."""
-    moved = model.to("meta")
+    there = model.to("meta")
     if dtype is None:
-        return moved
-    wanted = getattr(torch, SHORT.get(dtype, dtype), None)
-    if not isinstance(wanted, torch.dtype) or not wanted.is_floating_point:
+        return there
+    kind = getattr(torch, SHORT.get(dtype, dtype), None)
+    if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
         raise PlanError(
             f"dtype={dtype!r} is not a floating dtype of torch; give bfloat16, float16 or float32"
         )
-    return moved.to(wanted)
+    return there.to(kind)

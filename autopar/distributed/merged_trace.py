@@ -7,11 +7,12 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 
+import torch.distributed as dist
+
 from ..errors import RunError
-from ..ir.serialize import decode, encode
 from ..ir.timeline import Memory, Timeline
 from ..system.text import seconds
-from ..training.messages import Group, broadcast, gather, rank_of, size_of
+from ..training.messages import Group, gather, rank_of, size_of
 
 ROUNDS = 16
 """Meetings of all ranks by which clocks are compared."""
@@ -35,16 +36,11 @@ def merged(timelines: Iterable[Timeline], group: Group = None) -> Timeline | Non
 
     Raises RunError on every rank if a timeline is a prediction, or if no rank has any.
     """
-    calls = list(timelines)
+    calls = [replace(call, predicted=None) for call in timelines]
     offset, error = clock_offset(group)
     aged = max((time.perf_counter() - call.began for call in calls), default=0.0)
-    sent = {
-        "name": f"rank {rank_of(group)} ({socket.gethostname()})",
-        "error": error + DRIFT * aged if size_of(group) > 1 else 0.0,
-        "began": [call.began and call.began + offset for call in calls],
-        "calls": [encode(replace(call, predicted=None)) for call in calls],
-    }
-    began = gather(sent["began"], group)
+    error += DRIFT * aged if size_of(group) > 1 else 0.0
+    began = gather([call.began and call.began + offset for call in calls], group)
     for rank, starts in enumerate(began):
         if 0.0 in starts:
             raise RunError(
@@ -54,36 +50,39 @@ def merged(timelines: Iterable[Timeline], group: Group = None) -> Timeline | Non
         raise RunError(
             "no rank has recorded a call; call the model inside `with fast.record() as recording:`"
         )
-    received = gather(sent, group, everywhere=False)
+    mine = f"rank {rank_of(group)} ({socket.gethostname()})", error, calls
+    received = [mine] * len(began)
+    if len(began) > 1:
+        dist.gather_object(mine, received if rank_of(group) == 0 else None, group=group, group_dst=0)
     if rank_of(group) != 0:
         return None
     first = min(start for starts in began for start in starts)
-    moved = [
-        _moved(decode(Timeline, call, head["name"]), head["name"], start - first)
-        for head in received
-        for call, start in zip(head["calls"], head["began"])
+    shifted = [
+        _shifted(call, name, start - first)
+        for (name, _, calls), starts in zip(received, began)
+        for call, start in zip(calls, starts)
     ]
-    within = max(head["error"] for head in received)
-    titles = ", ".join(dict.fromkeys(call.title for call in moved))
+    within = max(error for _, error, _ in received)
+    titles = ", ".join(dict.fromkeys(call.title for call in shifted))
     memory: dict[str, Memory] = {}
-    for account in (account for call in moved for account in call.memory):
+    for account in (account for call in shifted for account in call.memory):
         before = memory.get(account.device, replace(account, steps=()))
         memory[account.device] = replace(before, steps=before.steps + account.steps)
     return Timeline(
         f"{titles} on {len(began)} ranks, whose clocks agree within {seconds(within)}",
-        tuple(dict.fromkeys(lane for call in moved for lane in call.lanes)),
-        tuple(span for call in moved for span in call.spans),
-        max(call.makespan for call in moved),
+        tuple(dict.fromkeys(lane for call in shifted for lane in call.lanes)),
+        tuple(span for call in shifted for span in call.spans),
+        max(call.makespan for call in shifted),
         tuple(memory.values()),
-        "; ".join(dict.fromkeys(call.label for call in moved if call.label)),
-        max(call.late for call in moved),
-        needs_slow_down=max(call.needs_slow_down for call in moved),
+        "; ".join(dict.fromkeys(call.label for call in shifted if call.label)),
+        max(call.late for call in shifted),
+        needs_slow_down=max(call.needs_slow_down for call in shifted),
         began=first,
         ranks=len(began),
     )
 
 
-def _moved(call: Timeline, name: str, shift: float) -> Timeline:
+def _shifted(call: Timeline, name: str, shift: float) -> Timeline:
     """Return a timeline of the rank `name`, `shift` seconds later, with the end of its last call as makespan."""
 
     def at(place: str) -> str:
@@ -121,10 +120,9 @@ def clock_offset(group: Group = None) -> tuple[float, float]:
         came = time.perf_counter()
         gather(None, group)
         rounds.append((came, time.perf_counter()))
+    first = gather(rounds, group)[0]
     if rank_of(group) == 0:
-        broadcast(rounds, group)
         return 0.0, 0.0
-    pairs = [*zip(broadcast(None, group), rounds)]
-    most = min(left - came for (_, left), (came, _) in pairs)
-    least = max(came - left for (came, _), (_, left) in pairs)
+    most = min(left - came for (_, left), (came, _) in zip(first, rounds))
+    least = max(came - left for (came, _), (_, left) in zip(first, rounds))
     return (most + least) / 2, (most - least) / 2

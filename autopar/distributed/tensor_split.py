@@ -29,7 +29,7 @@ from ..capture import Captured
 from ..capture.ahead import ahead
 from ..errors import PlanError, RunError
 from ..ir.graph import Task
-from ..session.compare import apart, difference, error, limit, restore, untouched
+from ..session.compare import detached_copy, difference, error, limit, restore, untouched
 from ..system.text import brief
 from ..training.messages import agree, gather, share_weights
 from ..transform.features import EMBEDDING, Stretch, stretches
@@ -43,6 +43,14 @@ _HOOKS = (
     "_forward_hooks",
     "_forward_hooks_with_kwargs",
     "_forward_hooks_always_called",
+)
+_DROPOUTS = (
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
 )
 
 
@@ -71,8 +79,8 @@ class TensorGroup:
     @property
     def title(self) -> str:
         """The modules as text: `mlp.up, mlp.gate → mlp.down`."""
-        left = ", ".join((*self.embeddings, *self.columns))
-        return f"{left} → {', '.join(self.rows)}" if self.rows else left
+        first = ", ".join((*self.embeddings, *self.columns))
+        return f"{first} → {', '.join(self.rows)}" if self.rows else first
 
 
 @dataclass(frozen=True)
@@ -166,7 +174,7 @@ def tensor_parallel(
     ]
     agree(lambda: described(model) | {"examples of": str(sizes)}, mesh.get_group())
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    share_weights(model, mesh.get_group(), device)
+    share_weights([*model.named_parameters(), *model.named_buffers()], mesh.get_group(), device)
     plan = tensor_plan(model, mesh.size(), example_inputs=example_inputs, example_kwargs=kwargs)
     if plan.split:
         answers = _Answers(model, tuple(example_inputs), kwargs, mesh.get_group())
@@ -234,7 +242,7 @@ def _wrong(model: nn.Module, captured: Captured, stretch: Stretch) -> str:
         owner, key = captured.state[task.inputs[0 if kind is nn.Embedding else 1]]
         if type(module).forward is not kind.forward or "forward" in vars(module):
             return f"{task.where} is not called by an nn.{kind.__name__} of its own"
-        if module._parameters.get("weight") is not owner[key]:
+        if dict(module.named_parameters(recurse=False)).get("weight") is not owner[key]:
             return f"the weight of {task.module} is not a parameter of its own (parametrized?)"
         if isinstance(module, nn.Embedding) and (
             module.padding_idx is not None
@@ -254,7 +262,7 @@ def _draws(model: nn.Module, task: Task) -> bool:
     if task.random is None:
         return False
     module = dict(model.named_modules()).get(task.module)
-    return not (isinstance(module, nn.modules.dropout._DropoutNd) and module.p == 0)
+    return not (isinstance(module, _DROPOUTS) and module.p == 0)
 
 
 def _applied(
@@ -267,10 +275,12 @@ def _applied(
         return plan.groups
     for undo_one in reversed(undo):
         undo_one()
-    return tuple(group if group.why else _tried(model, mesh, group, answers) for group in plan.groups)
+    return tuple(
+        group if group.why else _split_if_equal(model, mesh, group, answers) for group in plan.groups
+    )
 
 
-def _tried(model: nn.Module, mesh: DeviceMesh, group: TensorGroup, answers: _Answers) -> TensorGroup:
+def _split_if_equal(model: nn.Module, mesh: DeviceMesh, group: TensorGroup, answers: _Answers) -> TensorGroup:
     """Split a group if the model's answers stay the same; return the group as it is split, or with the reason why it
     stays whole."""
     why = ""
@@ -357,7 +367,7 @@ class _Answers:
             why = brief(error)
         return next(filter(None, gather(why, self.group)), "")
 
-    def _first(self, found: dict[str, Any]) -> str:
+    def _first(self, answers: dict[str, Any]) -> str:
         gradients = [t for name, t in self.plain.items() if name.startswith(_GRADIENT) and t is not None]
         largest = max(
             (float(gradient.abs().max()) for gradient in gradients if gradient.numel()), default=0.0
@@ -366,8 +376,8 @@ class _Answers:
             allowed = min(_MOST, _ROUNDINGS * limit(reference))
             # A gradient of pure rounding (of a shift that softmax ignores) is measured by the largest one.
             floor = _SMALL * largest if name.startswith(_GRADIENT) else 0.0
-            if error(found.get(name), reference, floor) > allowed:
-                return f"{name}: {difference(found.get(name), reference, allowed)}"
+            if error(answers.get(name), reference, floor) > allowed:
+                return f"{name}: {difference(answers.get(name), reference, allowed)}"
         return ""
 
     def _ask(self) -> dict[str, Any]:
@@ -375,25 +385,27 @@ class _Answers:
             with torch.no_grad():
                 served = self._called()
             with torch.enable_grad():
-                made = self._called()
-                gradients = self._gradients(made)
+                outputs = self._called()
+                gradients = self._gradients(outputs)
         answers = {f"output {place} without gradients": leaf for place, leaf in enumerate(served)}
-        answers.update((f"output {place}", _whole(leaf)) for place, leaf in enumerate(made))
+        answers.update((f"output {place}", _whole(leaf)) for place, leaf in enumerate(outputs))
         return {**answers, **gradients}
 
     def _called(self) -> list[Any]:
-        return tree_leaves(self.model(*tree_map(apart, self.args), **tree_map(apart, self.kwargs)))
+        return tree_leaves(
+            self.model(*tree_map(detached_copy, self.args), **tree_map(detached_copy, self.kwargs))
+        )
 
-    def _gradients(self, made: Sequence[Any]) -> dict[str, Any]:
+    def _gradients(self, results: Sequence[Any]) -> dict[str, Any]:
         """Return the gradients of all parameters, for output weights that are all different."""
-        outputs = [leaf for leaf in made if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        outputs = [leaf for leaf in results if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         if not outputs or not named:
             return {}
         first, *others = [(leaf * _ramp(leaf)).real.sum() for leaf in outputs]
         loss = sum(others, start=first)
-        found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
-        return {f"{_GRADIENT}{name}": _whole(grad) for name, grad in zip(named, found)}
+        gradients = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+        return {f"{_GRADIENT}{name}": _whole(grad) for name, grad in zip(named, gradients)}
 
 
 def _whole(leaf: Any) -> Any:
@@ -421,26 +433,26 @@ def _agree_on_random(model: nn.Module, group: dist.ProcessGroup, device: torch.d
     """Broadcast the generators of rank 0, and check before each forward in training that they still agree."""
     states = _states(device)
     for state in states.values():
-        sent = state.to(device)
-        dist.broadcast(sent, group=group, group_src=0)
-        state.copy_(sent)
+        shared = state.to(device)
+        dist.broadcast(shared, group=group, group_src=0)
+        state.copy_(shared)
     restore(states)
 
-    def look(module: nn.Module, _: Any) -> None:
+    def compare(module: nn.Module, _: Any) -> None:
         if not module.training:
             return
         states = _states(device).values()
         digest = hashlib.sha256(b"".join(state.numpy().tobytes() for state in states)).digest()
         mine = int.from_bytes(digest[:7], "big")
-        seen = torch.tensor([mine, -mine], device=device)
-        dist.all_reduce(seen, dist.ReduceOp.MAX, group=group)
-        if int(seen[0]) != -int(seen[1]):
+        extremes = torch.tensor([mine, -mine], device=device)
+        dist.all_reduce(extremes, dist.ReduceOp.MAX, group=group)
+        if int(extremes[0]) != -int(extremes[1]):
             raise RunError(
                 "the ranks of a tensor split have different random generators, so that dropout would drop other "
                 "elements on each; call torch.manual_seed with one number on all ranks, and draw nothing on some alone"
             )
 
-    model.register_forward_pre_hook(look)
+    model.register_forward_pre_hook(compare)
 
 
 def _states(device: torch.device) -> dict[str, torch.Tensor]:

@@ -21,7 +21,7 @@ LOSS = "autopar.loss"
 """Target of the task that stands for the user's own loss: it reads the outputs of the call and makes the tangents."""
 _SHARE = 0.15
 _LONG = 30
-_ENDS = re.compile(r"(_backward_data|_backward|_forward|_functional|_legit)+$")
+_ENDS = re.compile(r"(_backward_data|_backward|_forward|_functional|_legit|_no_training)+$")
 
 
 class Words:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from os import PathLike
 
 from ..errors import PlanError
-from ..system.text import seconds, size, table
+from ..system.text import COLUMNS, seconds, size, table, wrapped
 from . import serialize
 from .hosts import Hosts
 
@@ -184,4 +184,4 @@ class Distribution:
             f"{self.micro_batches} micro-batches, {self.schedule}; predicted {seconds(self.step_s)} {what}, of which "
             f"the busiest process waits {self.bubble:.0%}"
         )
-        return f"{head}\n\n{table(rows, right=(4, 5, 6, 7, 8))}"
+        return f"{wrapped(head)}\n\n{table(rows, right=range(4, 9), width=COLUMNS)}"

@@ -166,13 +166,13 @@ class Task:
 
     def __post_init__(self) -> None:
         # Computed once, since every stage reads it several times.
-        seen: dict[str, None] = {}
+        inputs: dict[str, None] = {}
         for argument in (*self.args, *[value for _, value in self.kwargs]):
             if isinstance(argument, Ref):
-                seen[argument.value] = None
+                inputs[argument.value] = None
             elif isinstance(argument, tuple):
-                seen.update(dict.fromkeys(refs(argument)))
-        object.__setattr__(self, "inputs", tuple(seen))
+                inputs.update(dict.fromkeys(refs(argument)))
+        object.__setattr__(self, "inputs", tuple(inputs))
 
     def reading(self, names: Mapping[str, str]) -> Task:
         """Return the task with other inputs; without cuts if two become one, since cuts have an axis for
@@ -291,8 +291,8 @@ class Graph:
         return frozenset(self.state) - (self.mutated - {*self.carried}) - brought
 
     @cached_property
-    def kept(self) -> frozenset[str]:
-        """State whose replicas, made within the call, stay after it."""
+    def refreshed(self) -> frozenset[str]:
+        """State whose replicas are refreshed within the call and stay after it."""
         return frozenset(self.changing) - self.mutated
 
     @cached_property

@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from os import PathLike
+from pkgutil import resolve_name
 from typing import Literal
 
 from ..errors import DeviceError
 from ..system.process import cores
 from ..system.text import parse_bytes, size, table
-from . import pictures, serialize
+from . import serialize
 from .device import MOST_LANES, Device, Link
 from .hardware import declared
 
@@ -63,7 +64,7 @@ class Machine:
         return any(device.traits.stand_in for device in self.devices)
 
     @property
-    def draws_apart(self) -> bool:
+    def separate_generators(self) -> bool:
         """True if each device has its own random generator; emulated devices use that of the CPU."""
         return not self.emulated and len({device.torch_device for device in self.devices}) > 1
 
@@ -244,7 +245,7 @@ class Machine:
         return serialize.load(Machine, FORMAT, path, DeviceError).check()
 
     def _repr_html_(self) -> str:
-        return str(pictures.render("html", self))
+        return str(resolve_name("autopar.view.pages:text_html")(str(self)))
 
     def __str__(self) -> str:
         rows = [("device", "chip", "lanes", "memory", "float32", "bandwidth")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -11,47 +11,39 @@ from .graph import Graph, Value
 
 
 class OpenSize(int):
-    """An integer argument of a task, with its value in the call for which the graph was made. In a call with
-    other sizes, it is the one at `place`, or its `share`: (rows of a part, rows of the batch)."""
+    """An integer argument of a task, with its value in the call that was captured. In a call with other sizes, it is
+    the one at `place` among these."""
 
     place: int
-    share: tuple[int, int]
 
-    def __new__(cls, value: int, place: int, share: tuple[int, int] = (1, 1)) -> OpenSize:
-        """Return the number `value`, which is at `place` among the sizes of a call, or its share."""
+    def __new__(cls, value: int, place: int) -> OpenSize:
+        """Return the number `value`, which is at `place` among the sizes of a call."""
         size = super().__new__(cls, value)
-        size.place, size.share = place, share
+        size.place = place
         return size
-
-    def of_part(self, rows: int, batch: int) -> OpenSize:
-        """Return the number for a part with `rows` rows of the batch."""
-        assert self.share == (1, 1), "a graph is split once"
-        return OpenSize(self // batch * rows, self.place, (rows, batch))
 
     def at(self, sizes: Sequence[float]) -> int:
         """Return the number in a call with these sizes."""
-        rows, batch = self.share
-        return int(sizes[self.place]) // batch * rows
+        return int(sizes[self.place])
 
     @property
     def code(self) -> str:
         """Its Python expression, with the sizes of the call as `n`."""
-        number, (rows, batch) = f"n[{self.place}]", self.share
-        return number if rows == batch else f"{number} // {batch} * {rows}"
+        return f"n[{self.place}]"
 
     def __repr__(self) -> str:
         # Equal numbers at different places are different arguments.
-        return f"OpenSize({int(self)}, {self.place}, {self.share})"
+        return f"OpenSize({int(self)}, {self.place})"
 
     __str__ = int.__repr__
 
-    def __getnewargs__(self) -> tuple[int, int, tuple[int, int]]:  # type: ignore[override]
-        return int(self), self.place, self.share
+    def __getnewargs__(self) -> tuple[int, int]:  # type: ignore[override]
+        return int(self), self.place
 
 
 class _OpenFloat(float):
-    """A float argument of a task, with its value in the call for which the graph was made. In another call, it is the
-    one at `place` among the sizes of the call, which include its floats."""
+    """A float argument of a task, with its value in the call that was captured. In another call, it is the one at
+    `place` among the sizes of the call, which include its floats."""
 
     place: int
 
@@ -95,17 +87,6 @@ def extents(value: Value) -> tuple[int, ...]:
     return value.open[:-1] if value.open[:-1] == value.shape else value.shape
 
 
-def of_part(value: Value, axis: int, rows: int, batch: int) -> tuple[int, ...]:
-    """Return `Value.open` of the part of a value with `rows` rows of the batch on `axis`."""
-
-    def share(size: int) -> int:
-        return size.of_part(rows, batch) if isinstance(size, OpenSize) else size // batch * rows
-
-    return tuple(
-        share(size) if place in (axis, len(value.shape)) else size for place, size in enumerate(value.open)
-    )
-
-
 def resized(graph: Graph, sizes: Sequence[float]) -> Graph | None:
     """Return the graph with the shapes and bytes of its values in a call with other sizes (its arguments stay); None if
     they are not known of each value."""
@@ -122,28 +103,3 @@ def resized(graph: Graph, sizes: Sequence[float]) -> Graph | None:
         nbytes = value.bytes // value.open[-1] * math.prod(shape)
         values.append(replace(value, shape=shape, bytes=nbytes))
     return replace(graph, values=tuple(values))
-
-
-class _Fixed(int):
-    """A number of elements that does not depend on the sizes of a call."""
-
-
-def count(value: Value, axes: Collection[int] | None = None) -> int:
-    """Return the number of elements of a value along axes (default: all) as an argument, also for calls of
-    other sizes if known."""
-    sizes, axes = extents(value), range(len(value.shape)) if axes is None else axes
-    total = math.prod(value.shape[axis] for axis in axes)
-    if not value.open or sizes is value.shape:
-        return total
-    if any(isinstance(size, OpenSize) and size.share != (1, 1) for size in sizes):
-        return total
-    opened = [size for axis in axes if isinstance(size := sizes[axis], OpenSize)]
-    rest = [size for axis, size in enumerate(sizes) if axis not in axes]
-    if not opened:
-        return _Fixed(total)
-    if len(opened) == 1:
-        return OpenSize(total, opened[0].place, (total // opened[0], 1))
-    if any(isinstance(size, OpenSize) for size in rest):
-        return total
-    whole = value.open[-1]
-    return OpenSize(total, whole.place, (1, math.prod(rest))) if isinstance(whole, OpenSize) else total

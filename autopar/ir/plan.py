@@ -9,18 +9,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from os import PathLike
+from pkgutil import resolve_name
 from typing import Any, TypeAlias
 
 import networkx
 
 from ..errors import PlanError
 from ..system.text import percent, printable, seconds, size, table
-from . import pictures, serialize
+from . import serialize
 from .costed import CostedGraph
 from .critical_path import Critical, critical
 from .display_names import Words
-from .plan_check import check, sound
-from .timeline import Memory, Placed, Span, Step, Timeline, Transfer
+from .plan_check import check, sound_bound
+from .timeline import Memory, Placed, Span, Step, Theme, Timeline, Transfer
 
 FORMAT = "autopar plan 1"
 
@@ -98,7 +99,7 @@ class Plan:
     stopped: str = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "lower_bound", sound(self.lower_bound, self.makespan))
+        object.__setattr__(self, "lower_bound", sound_bound(self.lower_bound, self.makespan))
 
     @cached_property
     def place(self) -> dict[str, Placed]:
@@ -108,7 +109,7 @@ class Plan:
     @cached_property
     def reason(self) -> Mapping[str, Reason]:
         """Reason of each cluster, by cluster name, computed from the plan on demand."""
-        reasons: Mapping[str, Reason] = pictures.render("reasons", self)
+        reasons: Mapping[str, Reason] = resolve_name("autopar.planner.reasons:Reasons")(self)
         return reasons
 
     @cached_property
@@ -231,15 +232,15 @@ class Plan:
 
         Raises PlanError for a name that nothing has.
         """
-        report: str = pictures.render("explain", self, *names)
+        report: str = resolve_name("autopar.view:explain")(self, None, None, (), *names)
         return report
 
     def draw(
-        self, path: str | PathLike[str], *, width: float | None = None, theme: pictures.Theme | None = None
+        self, path: str | PathLike[str], *, width: float | None = None, theme: Theme | None = None
     ) -> None:
-        """Draw as `.html`, `.svg`, `.png`, `.pdf` or `.dot`. For `.svg`, `.png` and `.pdf`, `width` in pixels and
+        """Draw as `.html`, `.svg`, `.png` or `.pdf`. For `.svg`, `.png` and `.pdf`, `width` in pixels and
         `theme` (`light` or `dark`) can be chosen."""
-        pictures.render("draw", self, path, width, theme)
+        resolve_name("autopar.view:draw")(self, path, width=width, theme=theme)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write to a JSON file, with graph, machine and costs."""
@@ -262,7 +263,7 @@ class Plan:
         return self.printable._table(self.printable.steps[:SCREEN]) + (rest if more > 0 else "")
 
     def _repr_html_(self) -> str:
-        return str(pictures.render("html", self))
+        return str(resolve_name("autopar.view.pages:plan_html")(self))
 
     def _table(self, steps: Sequence[Step]) -> str:
         rows = [("start", "end", "lane", "what", "reads", "bytes")]

@@ -17,21 +17,21 @@ from ..errors import BoundWarning, PlanError
 from .costed import CostedGraph
 
 ROUNDING = 1e-9
-"""Relative error of summed floats by which a bound may exceed the plan's time."""
+"""Relative error of summed floats by which a bound may exceed the makespan."""
 
 Row: TypeAlias = tuple[Sequence[object], Collection[object], str, str]
 """Used names, existing names, the field that uses them, and their kind."""
 
 
-def sound(bound: float, reached: float, makespan: float = 0.0) -> float:
-    """Return the lower bound clamped to [0, reached], in seconds; `reached` is the makespan or a difference of times.
+def sound_bound(bound: float, makespan: float) -> float:
+    """Return the lower bound of a plan clamped to [0, makespan], in seconds.
 
-    A bound that exceeds `reached` by more than rounding becomes 0, with a BoundWarning.
+    A bound that exceeds the makespan by more than rounding becomes 0, with a BoundWarning.
     """
-    if bound <= reached + max(reached, makespan) * ROUNDING + sys.float_info.min:
-        return max(0.0, min(bound, reached))
+    if bound <= makespan * (1 + ROUNDING) + sys.float_info.min:
+        return max(0.0, min(bound, makespan))
     warnings.warn(
-        f"the lower bound of {bound} s is above a plan that takes {reached} s: a fault of autopar, please report it "
+        f"the lower bound of {bound} s is above a plan that takes {makespan} s: a fault of autopar, please report it "
         "with the graph. The plan holds; of how near it is to the shortest nothing is claimed",
         BoundWarning,
         stacklevel=2,
@@ -47,7 +47,7 @@ def check(where: str, plan: Any) -> None:
     plan.costed.machine.check()
     plan.costed.graph.check()
     for text in chain(_names(plan), _numbers(plan)):
-        raise PlanError(f"{where} is not a plan: {text}; undo the edit, or plan again")
+        raise PlanError(f"{where} is not a valid plan: {text}; correct the file, or plan again")
 
 
 def _names(plan: Any) -> Iterator[str]:
@@ -82,7 +82,9 @@ def _names(plan: Any) -> Iterator[str]:
     for step in plan.placed:
         what = f"the place of {step.cluster!r}"
         rows.append(([step.device], lanes, what, "device"))
-        rows.append(([step.lane], lanes.get(step.device, ()), what, f"lane of {step.device}"))
+        own = lanes.get(step.device, (step.lane,))
+        if step.lane not in own:
+            yield f"{step.cluster!r} is on {step.device}, but its lane is {step.lane!r}; set lane to {own[0]!r}"
     for sent in plan.transfers:
         what = f"the transfer of {sent.value!r}"
         rows.append(([sent.value], graph.value, what, "value"))
@@ -101,15 +103,18 @@ def _numbers(plan: Any) -> Iterator[str]:
     count = len(costed.machine.devices)
     seconds = [(f"cluster {cluster.name!r}", cluster.seconds) for cluster in costed.clusters]
     seconds += [(f"the cost of {cost.task!r}", cost.seconds) for cost in costed.costs]
-    for what, own in seconds:
-        if len(own) != count:
-            yield f"{what} has seconds for {len(own)} devices, and there are {count}"
+    for what, cluster in seconds:
+        if len(cluster) != count:
+            yield f"{what} has seconds for {len(cluster)} devices, and there are {count}"
     steps = [(f"cluster {step.cluster!r}", step.start, step.end) for step in plan.placed]
     steps += [(f"the transfer of {sent.value!r}", sent.start, sent.end) for sent in plan.transfers]
     spoken = [plan.makespan, *(one for _, one in plan.singles), *(one.makespan for one in plan.candidates)]
     for what, numbers in (
         *seconds,
-        *((f"cluster {own.name!r}", (own.dispatch_s, own.workspace_bytes)) for own in costed.clusters),
+        *(
+            (f"cluster {cluster.name!r}", (cluster.dispatch_s, cluster.workspace_bytes))
+            for cluster in costed.clusters
+        ),
         *((what, times) for what, *times in steps),
         *((f"the transfer of {sent.value!r}", (sent.ready, sent.bytes)) for sent in plan.transfers),
         *((f"memory of {used.device}", tuple(chain(*used.steps))) for used in plan.memory),

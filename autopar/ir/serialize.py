@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 _KEYS = {"cluster": "run", "clusters": "runs"}
 """Fields with another name in files."""
+_WIDTH = 400
+"""Limit on the columns of a line of a file with more than one entry: most tasks, values and transfers take one line."""
 
 LARGEST = 10**36
 """Limit on whole numbers in files, above any sum in a graph file, so that arithmetic on them stays finite."""
@@ -30,7 +32,21 @@ LARGEST = 10**36
 def save(value: Any, file_format: str, path: str | PathLike[str]) -> None:
     """Write a dataclass to a JSON file of a format such as `autopar plan 1`, in which its key is `plan`."""
     key = file_format.split()[1]
-    Path(path).write_text(json.dumps({"format": file_format, key: encode(value)}, indent=1) + "\n")
+    Path(path).write_text(_lines({"format": file_format, key: encode(value)}) + "\n")
+
+
+def _lines(data: Any, indent: str = "") -> str:
+    """Return JSON text in which objects and lists that fit on a line of `_WIDTH` columns are on one line."""
+    line = json.dumps(data)
+    if len(indent) + len(line) < _WIDTH or not data or not isinstance(data, (dict, list)):
+        return line
+    deeper = f"{indent} "
+    if isinstance(data, dict):
+        rows = [f"{json.dumps(key)}: {_lines(item, deeper)}" for key, item in data.items()]
+    else:
+        rows = [_lines(item, deeper) for item in data]
+    inside = ",\n".join(deeper + row for row in rows)
+    return f"{line[0]}\n{inside}\n{indent}{line[-1]}"
 
 
 def load(
@@ -46,17 +62,17 @@ def load(
 
 def require_format(data: Any, file_format: str, called: str, way: str, error: type[AutoparError]) -> None:
     """Raise `error` if JSON data is of no format of autopar's, of another one, or of another version of it."""
-    found = data.get("format") if isinstance(data, Mapping) else None
-    if found == file_format:
+    written = data.get("format") if isinstance(data, Mapping) else None
+    if written == file_format:
         return
     kind, version = file_format.rsplit(" ", 1)
-    if isinstance(found, str) and found.startswith(f"{kind} "):
+    if isinstance(written, str) and written.startswith(f"{kind} "):
         raise error(
-            f"{called} is of version {short(found.removeprefix(f'{kind} '))}, and this autopar reads version {version} "
-            f"of {kind!r}; {way}"
+            f"{called} is of version {short(written.removeprefix(f'{kind} '))}, and this autopar reads version "
+            f"{version} of {kind!r}; {way}"
         )
-    told = f"it says {short(found)}" if found is not None else "it has no 'format'"
-    raise error(f"{called} is not an {file_format!r} file: {told}; {way}")
+    problem = f"it says {short(written)}" if written is not None else "it has no 'format'"
+    raise error(f"{called} is not an {file_format!r} file: {problem}; {way}")
 
 
 def encode(value: Any) -> Any:
@@ -190,14 +206,14 @@ def read_json(path: str | PathLike[str], way: str, error: type[AutoparError] = P
     not text or JSON, is nested too deeply, or has a number of thousands of digits. Also for an object with a
     duplicate key, because one of its values would be ignored.
     """
-    twice: list[tuple[dict[str, Any], str]] = []
+    repeated: list[tuple[dict[str, Any], str]] = []
 
     def row(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+        entry = dict(pairs)
+        if len(entry) < len(pairs):
             keys = [key for key, _ in pairs]
-            twice.append((found, next(key for at, key in enumerate(keys) if key in keys[:at])))
-        return found
+            repeated.append((entry, next(key for at, key in enumerate(keys) if key in keys[:at])))
+        return entry
 
     try:
         contents = Path(path).read_text(encoding="utf-8-sig")
@@ -217,8 +233,8 @@ def read_json(path: str | PathLike[str], way: str, error: type[AutoparError] = P
         raise error(f"{path} is not JSON ({fault}); {way}") from None
     except ValueError:
         raise error(f"{path} has a number of too many digits to be one of seconds or bytes; {way}") from None
-    for found, key in twice:
-        where = _where(data, found)
+    for entry, key in repeated:
+        where = _where(data, entry)
         if where is not None:
             raise error(f"{path} has {key!r} twice in {where or 'its object'}; leave one of them out")
     return data

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from os import PathLike
+from pkgutil import resolve_name
 from typing import Literal, TypeAlias
 
 from ..errors import LateError
-from . import pictures
+
+Theme: TypeAlias = Literal["light", "dark"]
+"""Colours of a picture: on white or on dark ground."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +165,11 @@ class Timeline:
         return sum(span.seconds for span in self.spans if span.lane == lane and not span.cluster)
 
     def _repr_html_(self) -> str:
-        return str(pictures.render("html", self))
+        return str(resolve_name("autopar.view.pages:timeline_html")(self))
 
     def save(
-        self, path: str | PathLike[str], *, width: float | None = None, theme: pictures.Theme | None = None
+        self, path: str | PathLike[str], *, width: float | None = None, theme: Theme | None = None
     ) -> None:
         """Write for Perfetto or chrome://tracing (`.json`, `.json.gz`) or as a picture (`.html`, `.svg`, `.png`,
         `.pdf`). For the last three, `width` in pixels and `theme` (`light` or `dark`) can be chosen."""
-        pictures.render("save", self, path, width, theme)
+        resolve_name("autopar.view:save_timeline")(self, path, width=width, theme=theme)

@@ -15,11 +15,11 @@ _Key: TypeAlias = tuple[float, float, int, int]
 """Start, end, index of the lane, position in the lane."""
 
 
-def sequence(plan: Plan, there: Collection[str], results: Collection[str]) -> Iterator[tuple[int, Item]]:
+def sequence(plan: Plan, existing: Collection[str], results: Collection[str]) -> Iterator[tuple[int, Item]]:
     """Yield (index of the lane in `plan.orders`, cluster or transfer), each after its inputs and its lane's earlier
     items.
 
-    `there`: buffers that exist before the call. `results`: buffers that must be made. Raises PlanError for a value
+    `existing`: buffers that exist before the call. `results`: buffers that must be made. Raises PlanError for a value
     that never reaches its reader or is sent twice, and for a deadlock.
     """
     costed, graph = plan.costed, plan.costed.graph
@@ -33,21 +33,24 @@ def sequence(plan: Plan, there: Collection[str], results: Collection[str]) -> It
         for position, item in enumerate(queue):
             here = (item.start, item.end, lane, position)
             if isinstance(item, Transfer):
-                made, needs[here] = [f"{item.value}@{item.dst}"], (previous, [f"{item.value}@{item.src}"], [])
+                outputs, needs[here] = (
+                    [f"{item.value}@{item.dst}"],
+                    (previous, [f"{item.value}@{item.src}"], []),
+                )
             else:
                 clusters[item.cluster] = here
                 tasks = [graph.task[name] for name in costed.cluster[item.cluster].tasks]
-                outputs = {value for task in tasks for value in task.outputs}
-                made = [f"{value}@{device}" for task in tasks for value in task.outputs]
-                reads = [f"{value}@{device}" for t in tasks for value in t.inputs if value not in outputs]
+                inner = {value for task in tasks for value in task.outputs}
+                outputs = [f"{value}@{device}" for task in tasks for value in task.outputs]
+                reads = [f"{value}@{device}" for t in tasks for value in t.inputs if value not in inner]
                 needs[here] = previous, reads, [name for task in tasks for name in task.after]
             items[here], previous = item, here
-            for buffer in made:
-                if buffer in makes or buffer in there:
+            for buffer in outputs:
+                if buffer in makes or buffer in existing:
                     raise PlanError(f"the plan makes {buffer} twice; one cluster or transfer is enough")
                 makes[buffer] = here
     for name in results:
-        if name not in makes and name not in there:
+        if name not in makes and name not in existing:
             value, device = name.rsplit("@", 1)
             raise PlanError(
                 f"the plan never brings the result {value!r} to {device}; add a Transfer that does"
@@ -60,7 +63,7 @@ def sequence(plan: Plan, there: Collection[str], results: Collection[str]) -> It
         for name in reads:
             if name in makes:
                 keys[makes[name]] = None
-            elif name not in there:
+            elif name not in existing:
                 raise PlanError(_absent(items[here], name))
         for task in after:
             cluster = costed.cluster_of.get(task, "")

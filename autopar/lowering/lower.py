@@ -76,55 +76,56 @@ class _Lowering:
         self.roots: dict[tuple[str, str], str] = {}
         home = {name: costed.home.get(name, machine.host) for name in (*self.graph.inputs, *self.graph.state)}
         for name, device in home.items():
-            self.there(name, device, "given")
+            self.add_existing(name, device, "given")
         for name, device in plan.resident:
             if device != home[name]:
-                self.there(name, device, "resident")
-        made_on = {
+                self.add_existing(name, device, "resident")
+        maker = {
             value: plan.place[cluster].device
             for task, cluster in costed.cluster_of.items()
             if cluster in plan.place
             for value in self.graph.task[task].outputs
         }
         # A result that is delivered nowhere stays where it is.
-        self.results = [f"{v}@{device or made_on.get(v) or home.get(v)}" for v, device in costed.deliver]
-        self.keeps = tuple(self.keeping(home))
-        self.kept = dict.fromkeys((*self.results, *(buffer for buffer, _ in self.keeps)))
-        # The step that made each buffer or ran each task.
+        self.results = [f"{v}@{device or maker.get(v) or home.get(v)}" for v, device in costed.deliver]
+        self.keeps = tuple(self.copies_to_keep(home))
+        self.outliving = dict.fromkeys((*self.results, *(buffer for buffer, _ in self.keeps)))
+        # The steps that make each buffer, and compute each task.
         self.writer: dict[str, tuple[int, int]] = {}
-        self.done: dict[str, tuple[int, int]] = {}
-        # The task that was last to draw from the generator of each device.
-        self.drew: dict[str, str] = {}
-        self.left = self.touches()
-        self.last: dict[str, dict[int, int]] = {}
-        self.missing: dict[str, int] = {}
-        # For each buffer, those that its task read or made and whose memory it may share: freed after it.
+        self.task_at: dict[str, tuple[int, int]] = {}
+        # The last task that draws from the generator of each device.
+        self.last_draw: dict[str, str] = {}
+        self.uses_left = self.uses()
+        self.last_use: dict[str, dict[int, int]] = {}
+        # The number of lanes with readers of each buffer that are not known to have ended.
+        self.awaited: dict[str, int] = {}
+        # For each buffer, the buffers of its task whose memory it may share: freed after it.
         self.parents: dict[str, tuple[str, ...]] = {}
-        # Storages that a result shares, whose bytes are never freed.
+        # Storages of results, whose bytes are never freed.
         self.delivered: set[str] = set()
         self.ledgers = ledgers(machine, self.buffers.values(), len(lanes), strict)
 
-    def there(self, value: str, device: str, kind: str) -> None:
+    def add_existing(self, value: str, device: str, kind: str) -> None:
         """Add a buffer that exists before the call."""
-        name, about = f"{value}@{device}", self.graph.value[value]
-        copied = kind == "resident"
-        storage, nbytes = self.graph.copies[value] if copied else (about.storage, about.bytes)
+        name, source = f"{value}@{device}", self.graph.value[value]
+        resident = kind == "resident"
+        storage, nbytes = self.graph.copies[value] if resident else (source.storage, source.bytes)
         root = self.roots.setdefault((storage, device), name)
         self.buffers[name] = Buffer(name, value, device, nbytes, root, kind)  # type: ignore[arg-type]
 
-    def keeping(self, home: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    def copies_to_keep(self, home: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         """Yield (buffer, state) of each copy of state kept for the next call: of changing state, and of new values of
         carried state."""
-        for moved in self.plan.transfers:
-            if moved.value in self.graph.kept:
-                yield f"{moved.value}@{moved.dst}", moved.value
+        for transfer in self.plan.transfers:
+            if transfer.value in self.graph.refreshed:
+                yield f"{transfer.value}@{transfer.dst}", transfer.value
         new = {target: new for new, target in self.graph.updates if target in self.graph.carried}
         for state, device in self.plan.resident:
             if state in new and device != home[state]:
                 yield f"{new[state]}@{device}", state
 
-    def touches(self) -> dict[str, int]:
-        """Number of steps that use each buffer: its producer and its readers."""
+    def uses(self) -> dict[str, int]:
+        """Return the number of steps that use each buffer: its producer and its readers."""
         count = Counter(
             f"{value}@{placed.device}"
             for placed in self.plan.placed
@@ -132,12 +133,14 @@ class _Lowering:
             for value in (*task.inputs, *task.outputs)
         )
         count.update(
-            f"{moved.value}@{end}" for moved in self.plan.transfers for end in (moved.src, moved.dst)
+            f"{transfer.value}@{end}"
+            for transfer in self.plan.transfers
+            for end in (transfer.src, transfer.dst)
         )
         return count
 
     def program(self) -> Program:
-        for lane, item in sequence(self.plan, frozenset(self.buffers), self.kept):
+        for lane, item in sequence(self.plan, frozenset(self.buffers), self.outliving):
             tape = self.tapes[lane]
             if isinstance(item, Transfer):
                 self.copy(tape, item)
@@ -157,13 +160,13 @@ class _Lowering:
             tuple(self.buffers.values()),
             tuple(self.results[:count]),
             tuple(zip(self.results[count:], targets)),
-            tuple((task, scratch) for task, scratch in self.scratch.items() if task in self.done),
+            tuple((task, scratch) for task, scratch in self.scratch.items() if task in self.task_at),
             tuple((device, ledger.cap) for device, ledger in self.ledgers.items()),
             self.keeps,
         )
 
     def lanes(self) -> tuple[Lane, ...]:
-        """The non-empty lanes, with an event for each wait by another lane."""
+        """Return the non-empty lanes, with an event for each wait by another lane."""
         waits = [step for tape in self.tapes for step in tape.steps if isinstance(step, tuple)]
         events = {at: f"e{number}" for number, at in enumerate(dict.fromkeys(waits), 1)}
         lanes = []
@@ -185,58 +188,58 @@ class _Lowering:
             self.graph.value[value].storage: self.buffers[read].storage
             for value, read in zip(task.inputs, reads)
         }
-        made = []
+        outputs = []
         for value, write in zip(task.outputs, writes):
             storage = self.graph.value[value].storage
             buffer = self.make(value, tape.device, roots.setdefault(storage, write))
-            made.append(buffer)
+            outputs.append(buffer)
             if buffer.storage != write and buffer.kind == "made":
-                alike = tuple(read for read in reads if self.buffers[read].storage == buffer.storage)
-                parents = tuple(b for b in alike or (buffer.storage,) if self.buffers[b].kind == "made")
+                sources = tuple(read for read in reads if self.buffers[read].storage == buffer.storage)
+                parents = tuple(b for b in sources or (buffer.storage,) if self.buffers[b].kind == "made")
                 self.parents[write] = parents
                 for parent in parents:
-                    self.left[parent] += 1
+                    self.uses_left[parent] += 1
         after = task.after
         if task.random == LOCAL:
-            after += (self.drew[tape.device],) if tape.device in self.drew else ()
-            self.drew[tape.device] = name
-        wanted = self.before(tape, reads, after)
-        new = sum(buffer.bytes for buffer in made if buffer.storage == buffer.name)
+            after += (self.last_draw[tape.device],) if tape.device in self.last_draw else ()
+            self.last_draw[tape.device] = name
+        wanted = self.predecessors(tape, reads, after)
+        new = sum(buffer.bytes for buffer in outputs if buffer.storage == buffer.name)
         scratch = self.scratch.get(name, 0)
-        position = self.step(tape, wanted, Compute(name, reads, writes), tape.device, new, scratch)
+        position = self.append(tape, wanted, Compute(name, reads, writes), tape.device, new, scratch)
         for write in writes:
             self.writer[write] = (tape.index, position)
-        self.done[name] = (tape.index, position)
-        self.settle(tape, (*reads, *writes))
+        self.task_at[name] = (tape.index, position)
+        self.account_for(tape, (*reads, *writes))
 
     def copy(self, tape: _Tape, item: Transfer) -> None:
         src, dst = f"{item.value}@{item.src}", f"{item.value}@{item.dst}"
         buffer = self.make(item.value, item.dst, dst)
-        wanted = self.before(tape, (src,), ())
-        self.writer[dst] = (tape.index, self.step(tape, wanted, Copy(src, dst), item.dst, buffer.bytes, 0))
-        self.settle(tape, (src, dst))
+        wanted = self.predecessors(tape, (src,), ())
+        self.writer[dst] = (tape.index, self.append(tape, wanted, Copy(src, dst), item.dst, buffer.bytes, 0))
+        self.account_for(tape, (src, dst))
 
     def make(self, value: str, device: str, root: str) -> Buffer:
         name = f"{value}@{device}"
-        kind = "result" if name in self.kept else "made"
+        kind = "result" if name in self.outliving else "made"
         buffer = Buffer(name, value, device, self.graph.value[value].bytes, root, kind)  # type: ignore[arg-type]
         self.buffers[name] = buffer
         if kind == "result":
             self.delivered.add(root)
         return buffer
 
-    def before(self, tape: _Tape, reads: Iterable[str], after: Iterable[str]) -> dict[int, int]:
+    def predecessors(self, tape: _Tape, reads: Iterable[str], after: Iterable[str]) -> dict[int, int]:
         """Return the last step on each other lane that must precede one that reads `reads`, after `after`."""
         wanted: dict[int, int] = {}
         steps = [self.writer[name] for name in reads if name in self.writer] + [
-            self.done[name] for name in after
+            self.task_at[name] for name in after
         ]
         for lane, position in steps:
             if lane != tape.index and wanted.get(lane, -1) < position:
                 wanted[lane] = position
         return wanted
 
-    def step(
+    def append(
         self, tape: _Tape, wanted: dict[int, int], step: Compute | Copy, device: str, new: int, scratch: int
     ) -> int:
         """Append a step after all of `wanted`, once `new` bytes to keep and `scratch` are sure to fit; return its
@@ -245,7 +248,7 @@ class _Lowering:
         if ledger is None or not new + scratch:
             self.wait(tape, wanted)
             return tape.append(step)
-        self.wait(tape, self.room(tape, device, step, new + scratch, wanted))
+        self.wait(tape, self.waits_for_room(tape, device, step, new + scratch, wanted))
         ledger.allocate(tape.index, len(tape.steps), new, scratch, tape.clock)
         return tape.append(step)
 
@@ -267,67 +270,69 @@ class _Lowering:
         for lane, heap in tape.pending.items():
             while heap and heap[0][0] < tape.clock[lane]:
                 name = heapq.heappop(heap)[1]
-                self.missing[name] -= 1
-                if not self.missing[name]:
+                self.awaited[name] -= 1
+                if not self.awaited[name]:
                     ready.append(name)
         for name in ready:
-            self.give_up(self.free(tape, name))
+            self.free_unused(self.free(tape, name))
 
-    def settle(self, tape: _Tape, names: Iterable[str]) -> None:
+    def account_for(self, tape: _Tape, names: Iterable[str]) -> None:
         """Account for the last step, which uses `names`, and free buffers without further uses."""
         position = len(tape.steps) - 1
         for name in dict.fromkeys(names):
             if self.buffers[name].kind == "made":
-                self.last.setdefault(name, {})[tape.index] = position
-        over = []
+                self.last_use.setdefault(name, {})[tape.index] = position
+        unused = []
         for name in names:
-            self.left[name] -= 1
-            if not self.left[name] and self.buffers[name].kind == "made":
-                over.append(name)
-        self.give_up(over)
+            self.uses_left[name] -= 1
+            if not self.uses_left[name] and self.buffers[name].kind == "made":
+                unused.append(name)
+        self.free_unused(unused)
 
-    def give_up(self, names: Iterable[str]) -> None:
+    def free_unused(self, names: Iterable[str]) -> None:
         """Free buffers without further uses, then the buffers that they are views of; or note which readers
         must end first."""
-        over = list(names)
-        for name in over:
+        unused = list(names)
+        for name in unused:
             owner = self.tapes[self.writer[name][0]]
             place, clock = owner.index, owner.clock
-            late = {lane: at for lane, at in self.last[name].items() if lane != place and clock[lane] <= at}
-            self.missing[name] = len(late)
-            for lane, at in late.items():
+            running = {
+                lane: at for lane, at in self.last_use[name].items() if lane != place and clock[lane] <= at
+            }
+            self.awaited[name] = len(running)
+            for lane, at in running.items():
                 heapq.heappush(owner.pending.setdefault(lane, []), (at, name))
-            if not late:
-                over += self.free(owner, name)
+            if not running:
+                unused += self.free(owner, name)
 
     def free(self, tape: _Tape, name: str) -> list[str]:
-        """Append the free of a buffer; return the buffers it is a view of that have no further uses."""
+        """Append the free of a buffer; return the buffers that it is a view of and that have no further uses."""
         position = tape.append(Free(name))
-        ledger, nbytes = self.ledgers.get(self.buffers[name].device), self.returned(name)
+        ledger, nbytes = self.ledgers.get(self.buffers[name].device), self.bytes_freed(name)
         if ledger and nbytes:
             ledger.release(tape.index, position, nbytes)
-        over = []
+        unused = []
         for parent in self.parents.get(name, ()):
-            self.last[parent][tape.index] = position
-            self.left[parent] -= 1
-            if not self.left[parent]:
-                over.append(parent)
-        return over
+            self.last_use[parent][tape.index] = position
+            self.uses_left[parent] -= 1
+            if not self.uses_left[parent]:
+                unused.append(parent)
+        return unused
 
-    def returned(self, name: str) -> int:
+    def bytes_freed(self, name: str) -> int:
         """Return the bytes released by freeing a buffer."""
         buffer = self.buffers[name]
         return buffer.bytes if buffer.storage == name and name not in self.delivered else 0
 
-    def room(
+    def waits_for_room(
         self, tape: _Tape, device: str, step: Compute | Copy, nbytes: int, wanted: dict[int, int]
     ) -> dict[int, int]:
         """Return `wanted` plus the waits needed so that `nbytes` more fit on a device in every order of the other
         lanes."""
         ledger = self.ledgers[device]
         while True:
-            clock = self.after(tape, wanted)
-            short = ledger.alive() - self.back(tape, device, clock) + nbytes - ledger.cap
+            clock = self.clock_after(tape, wanted)
+            short = ledger.alive() - self.freed_by(tape, device, clock) + nbytes - ledger.cap
             if short <= 0:
                 break
             if not self.reclaim(tape, device):
@@ -342,22 +347,22 @@ class _Lowering:
         # Bytes that are still short are already freed, but by steps of other lanes that this lane does not
         # know to have ended.
         more = dict(wanted)
-        while (short := ledger.short(tape.index, clock, nbytes - self.back(tape, device, clock))) > 0:
+        while (short := ledger.short(tape.index, clock, nbytes - self.freed_by(tape, device, clock))) > 0:
             lane, position = ledger.behind(tape.index, clock, short)
             more[lane] = position
-            clock = self.after(tape, more)
-        more |= ledger.crossed(tape.index, clock, nbytes - self.back(tape, device, clock))
+            clock = self.clock_after(tape, more)
+        more |= ledger.crossed(tape.index, clock, nbytes - self.freed_by(tape, device, clock))
         for lane in [lane for lane, position in more.items() if wanted.get(lane) != position]:
             less = {other: position for other, position in more.items() if other != lane}
             if lane in wanted:
                 less[lane] = wanted[lane]
-            clock = self.after(tape, less)
-            net = nbytes - self.back(tape, device, clock)
+            clock = self.clock_after(tape, less)
+            net = nbytes - self.freed_by(tape, device, clock)
             if ledger.short(tape.index, clock, net) <= 0 and not ledger.crossed(tape.index, clock, net):
                 more = less
         return more
 
-    def after(self, tape: _Tape, wanted: dict[int, int]) -> Clock:
+    def clock_after(self, tape: _Tape, wanted: dict[int, int]) -> Clock:
         """Return the clock of a lane after waiting for `wanted`."""
         clock = tape.clock
         for lane, position in wanted.items():
@@ -365,20 +370,20 @@ class _Lowering:
                 clock = joined(clock, self.clocks[lane][position], lane, position)
         return clock
 
-    def back(self, tape: _Tape, device: str, clock: Clock) -> int:
+    def freed_by(self, tape: _Tape, device: str, clock: Clock) -> int:
         """Return the bytes of `device` that a lane frees once its clock is `clock`."""
         if clock == tape.clock:
             return 0
         freed = list(dict.fromkeys(name for heap in tape.pending.values() for _, name in heap))
-        left: dict[str, int] = {}
+        uses: dict[str, int] = {}
         nbytes = 0
         for name in freed:
-            if any(lane != tape.index and clock[lane] <= at for lane, at in self.last[name].items()):
+            if any(lane != tape.index and clock[lane] <= at for lane, at in self.last_use[name].items()):
                 continue
-            nbytes += self.returned(name) if self.buffers[name].device == device else 0
+            nbytes += self.bytes_freed(name) if self.buffers[name].device == device else 0
             for parent in self.parents.get(name, ()):
-                left[parent] = left.get(parent, self.left[parent]) - 1
-                if not left[parent] and self.writer[parent][0] == tape.index:
+                uses[parent] = uses.get(parent, self.uses_left[parent]) - 1
+                if not uses[parent] and self.writer[parent][0] == tape.index:
                     freed.append(parent)
         return nbytes
 
@@ -389,9 +394,9 @@ class _Lowering:
                 (self.writer[name], name)
                 for heap in owner.pending.values()
                 for _, name in heap
-                if self.missing[name] and self.buffers[name].device == device and self.buffers[name].bytes
+                if self.awaited[name] and self.buffers[name].device == device and self.buffers[name].bytes
             ]
             if names:
-                self.wait(owner, dict(self.last[min(names)[1]]))
+                self.wait(owner, dict(self.last_use[min(names)[1]]))
                 return True
         return False

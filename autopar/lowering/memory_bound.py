@@ -40,12 +40,8 @@ def footprint(program: Program, history: History | None = None) -> tuple[Peak, .
     history = history or History(program)
     caps = dict(program.caps)
     profiles = _profiles(program)
-    base: dict[str, int] = {}
-    for buffer in program.buffers:
-        there = buffer.kind in ("given", "resident") and buffer.storage == buffer.name
-        base[buffer.device] = base.get(buffer.device, 0) + (buffer.bytes if there else 0)
     peaks = []
-    for device, resting in base.items():
+    for device, resting in _resting(program.buffers).items():
         peak, at = resting, None
         lanes = profiles.get(device, {})
         for lane, points in lanes.items():
@@ -67,6 +63,15 @@ def fits(program: Program) -> bool:
     return all(peak.cap is None or peak.bytes <= peak.cap for peak in footprint(program))
 
 
+def _resting(buffers: Iterable[Buffer]) -> dict[str, int]:
+    """Return the bytes of buffers that exist before the call, by device."""
+    resting: dict[str, int] = {}
+    for buffer in buffers:
+        exists = buffer.kind in ("given", "resident") and buffer.storage == buffer.name
+        resting[buffer.device] = resting.get(buffer.device, 0) + (buffer.bytes if exists else 0)
+    return resting
+
+
 _Point = tuple[int, int, int, bool]
 """Position, bytes of the lane during the step and after it, whether it allocates."""
 
@@ -75,7 +80,7 @@ def _profiles(program: Program) -> dict[str, dict[int, list[_Point]]]:
     """Return the memory profile of each lane on each device: a point for each step that changes it."""
     scratch = dict(program.workspace)
     delivered = {buffer.storage for buffer in program.buffers if buffer.kind == "result"}
-    held: dict[tuple[str, int], int] = {}
+    levels: dict[tuple[str, int], int] = {}
     profiles: dict[str, dict[int, list[_Point]]] = {}
     for index, lane in enumerate(program.lanes):
         for position, step in enumerate(lane.steps):
@@ -88,13 +93,13 @@ def _profiles(program: Program) -> dict[str, dict[int, list[_Point]]]:
             elif isinstance(step, Copy):
                 device, new = program.buffer[step.dst].device, program.buffer[step.dst].bytes
             elif isinstance(step, Free):
-                freed = program.buffer[step.buffer]
-                if freed.storage == freed.name and freed.name not in delivered:
-                    device, new = freed.device, -freed.bytes
+                buffer = program.buffer[step.buffer]
+                if buffer.storage == buffer.name and buffer.name not in delivered:
+                    device, new = buffer.device, -buffer.bytes
             if new or extra:
-                before = held.get((device, index), 0)
+                before = levels.get((device, index), 0)
                 during = before + max(new, 0) + extra
-                held[device, index] = before + new
+                levels[device, index] = before + new
                 point = (position, during, before + new, new > 0 or extra > 0)
                 profiles.setdefault(device, {}).setdefault(index, []).append(point)
     return profiles
@@ -126,7 +131,7 @@ def _windows(
 
 @dataclass(slots=True)
 class _Allocation:
-    """An allocation: bytes of its lane while it runs, and the maximum of each other lane meanwhile."""
+    """An allocation: the bytes of its lane while the step runs, and the maximum of each other lane meanwhile."""
 
     position: int
     during: int
@@ -134,13 +139,10 @@ class _Allocation:
 
 
 def ledgers(
-    machine: Machine, there: Iterable[Buffer], lanes: int, strict: Collection[str]
+    machine: Machine, buffers: Iterable[Buffer], lanes: int, strict: Collection[str]
 ) -> dict[str, _Ledger]:
-    """Return the ledger of each device with a cap. `there`: the buffers that exist before the call."""
-    base: dict[str, int] = {}
-    for buffer in there:
-        if buffer.storage == buffer.name:
-            base[buffer.device] = base.get(buffer.device, 0) + buffer.bytes
+    """Return the ledger of each device with a cap. `buffers`: those that exist before the call."""
+    base = _resting(buffers)
     return {
         unit.name: _Ledger(unit.name, unit.memory_bytes, base.get(unit.name, 0), lanes, unit.name in strict)
         for unit in machine.devices

@@ -79,7 +79,7 @@ class _Uses:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.made: dict[str, At] = {}
+        self.maker: dict[str, At] = {}
         self.freed: dict[str, At] = {}
         self.read: dict[str, list[At]] = {buffer.name: [] for buffer in program.buffers}
         self.views: dict[str, list[str]] = {buffer.name: [] for buffer in program.buffers}
@@ -109,10 +109,10 @@ class _Uses:
             raise self.wrong(
                 at, f"buffer {buffer.name} is {buffer.kind}: it is there before the call and not made in it"
             )
-        if first := self.made.get(buffer.name):
+        if first := self.maker.get(buffer.name):
             where = describe(self.program, first)
             raise self.wrong(at, f"buffer {buffer.name} is made twice; {where} makes it too")
-        self.made[buffer.name] = at
+        self.maker[buffer.name] = at
 
     def free(self, at: At, buffer: Buffer) -> None:
         if buffer.kind != "made":
@@ -124,27 +124,28 @@ class _Uses:
 
     def compute(self, at: At, step: Compute | Piece) -> None:
         device = self.program.lanes[at[0]].device
-        read = [self.known(at, name) for name in step.reads]
-        written = [self.known(at, name) for name in step.writes]
-        for buffer in (*read, *written):
+        reads = [self.known(at, name) for name in step.reads]
+        writes = [self.known(at, name) for name in step.writes]
+        for buffer in (*reads, *writes):
             if buffer.device != device:
                 raise self.wrong(
                     at, f"it runs on {device}, but buffer {buffer.name} is on {buffer.device}; copy it first"
                 )
-        for buffer in read:
+        for buffer in reads:
             self.read[buffer.name].append(at)
         # The kernel of a piece never returns memory of its inputs.
-        lent = {buffer.storage for buffer in read} if isinstance(step, Compute) else set()
-        storages = lent | {buffer.name for buffer in written}
-        for buffer in written:
+        storages = {buffer.name for buffer in writes}
+        if isinstance(step, Compute):
+            storages |= {buffer.storage for buffer in reads}
+        for buffer in writes:
             self.write(at, buffer)
             if buffer.storage not in storages:
                 raise self.wrong(
                     at, f"buffer {buffer.name} shares storage with {buffer.storage}, which it does not read"
                 )
             if buffer.storage != buffer.name:
-                alike = [other.name for other in read if other.storage == buffer.storage]
-                for name in alike or [buffer.storage]:
+                sources = [other.name for other in reads if other.storage == buffer.storage]
+                for name in sources or [buffer.storage]:
                     self.views[name].append(buffer.name)
 
     def copy(self, at: At, step: Copy) -> None:
@@ -170,15 +171,17 @@ class _Uses:
         """
         if buffer.kind in _BEFORE:
             return
-        name, read = buffer.name, self.read[buffer.name]
-        first, freed = self.made.get(name), self.freed.get(name)
+        name, readers = buffer.name, self.read[buffer.name]
+        first, freed = self.maker.get(name), self.freed.get(name)
         if first is None:
-            if read:
-                raise self.wrong(read[0], f"it reads buffer {name}, which no step makes; a copy is missing")
+            if readers:
+                raise self.wrong(
+                    readers[0], f"it reads buffer {name}, which no step makes; a copy is missing"
+                )
             if freed:
                 raise self.wrong(freed, f"it frees buffer {name}, which no step makes")
             raise ProgramError(f"no step makes buffer {name} of kind {buffer.kind}")
-        for at in read:
+        for at in readers:
             yield first, at, f"reads {name}"
         if buffer.kind == "result":
             return
@@ -187,7 +190,7 @@ class _Uses:
             raise ProgramError(f"buffer {name}, made by step {first[1]} of lane {lane}, is never freed")
         if first[0] != freed[0]:
             raise self.wrong(freed, f"it frees buffer {name}, which lane {lane} made; free it there")
-        for at in (first, *read):
+        for at in (first, *readers):
             yield at, freed, f"frees {name}"
         for view in self.views[name]:
             if view in self.freed:
@@ -255,8 +258,8 @@ def _buffer(buffer: Buffer, graph: Graph) -> Iterator[str]:
     if value is None:
         yield f"buffer {name} holds {buffer.value!r}, which is not a value of the graph"
         return
-    copied = kind == "resident" and value.name in graph.copies
-    nbytes = graph.copies[value.name][1] if copied else value.bytes
+    resident = kind == "resident" and value.name in graph.copies
+    nbytes = graph.copies[value.name][1] if resident else value.bytes
     if buffer.bytes != nbytes:
         yield f"buffer {name} has {buffer.bytes} bytes, its value {nbytes}"
     if (kind == "given" and value.kind == "made") or (kind == "resident" and value.kind != "state"):
@@ -275,7 +278,7 @@ def _keeps(program: Program, graph: Graph) -> Iterator[str]:
         # A copy of changing state is kept for the next call; a resident copy whose state is updated must be
         # replaced.
         if (buffer.kind == "resident" and buffer.value in new) or (
-            buffer.kind != "given" and buffer.value in graph.kept
+            buffer.kind != "given" and buffer.value in graph.refreshed
         ):
             wanted.add((buffer.value, buffer.device))
             if (buffer.value, buffer.device) not in pairs:
@@ -287,7 +290,7 @@ def _keeps(program: Program, graph: Graph) -> Iterator[str]:
                 )
     for name, state in program.keeps:
         buffer = program.buffer[name]
-        if buffer.value != (state if state in graph.kept else new.get(state)):
+        if buffer.value != (state if state in graph.refreshed else new.get(state)):
             yield f"{name} is kept as the copy of {state!r}, which it is not a new value of"
         if (state, buffer.device) not in wanted:
             yield f"{name} is kept as the copy of {state!r}, of which {buffer.device} has none"
@@ -315,16 +318,16 @@ def _piece(program: Program, graph: Graph, step: Piece) -> Iterator[str]:
     in what they read and make."""
     inner: set[str] = set()
     read: dict[str, None] = {}
-    done: set[str] = set()
+    earlier: set[str] = set()
     for name in step.tasks:
         task = graph.task[name]
-        late = [other for other in task.after if other in step.tasks and other not in done]
+        late = [other for other in task.after if other in step.tasks and other not in earlier]
         if late or task.random:
             why = f"comes before {late[0]!r}, which it must follow" if late else "draws random numbers"
             yield f"task {name!r} {why}"
         read.update(dict.fromkeys(value for value in task.inputs if value not in inner))
         inner.update(task.outputs)
-        done.add(name)
+        earlier.add(name)
     if early := inner & read.keys():
         yield f"{min(early)!r} is read before the task that makes it"
     reads = tuple(program.buffer[name].value for name in step.reads)

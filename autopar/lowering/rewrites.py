@@ -45,14 +45,14 @@ def pieced(program: Program, graph: Graph, barrier: Callable[[Task], bool]) -> P
         steps: list[Step] = []
         for fused, group in groupby(lane.steps, fusible):
             run = list(group)
-            own = range(number, number + len(run))
-            number = own.stop
+            numbers = range(number, number + len(run))
+            number = numbers.stop
             if not fused:
                 steps += run
                 continue
 
-            def outside(name: str, own: range = own) -> bool:
-                return name in results or any(reader not in own for reader in readers.get(name, ()))
+            def outside(name: str, numbers: range = numbers) -> bool:
+                return name in results or any(reader not in numbers for reader in readers.get(name, ()))
 
             stretches.append(_Stretch(run, graph, program, outside))
             steps.extend(stretches[-1].steps())
@@ -61,8 +61,8 @@ def pieced(program: Program, graph: Graph, barrier: Callable[[Task], bool]) -> P
 
 
 class _Stretch:
-    """A run of computes and frees on one lane. `core`: steps that become a piece. `outside`: whether another step, or
-    the caller, needs a buffer."""
+    """A run of computes and frees on one lane. `core`: steps that become a piece. `outside`: True if another step,
+    or the caller, needs a buffer."""
 
     def __init__(
         self, run: Sequence[Step], graph: Graph, program: Program, outside: Callable[[str], bool]
@@ -117,8 +117,8 @@ class _Stretch:
         needed: set[str] = set()
         tail = []
         for step in reversed(self.computes):
-            late = self.graph.task[step.task].free and needed.isdisjoint(step.writes)
-            if late and step.task not in first and any(map(self.outside, step.writes)):
+            last = self.graph.task[step.task].free and needed.isdisjoint(step.writes)
+            if last and step.task not in first and any(map(self.outside, step.writes)):
                 tail.append(step)
             elif step.task not in first:
                 needed.update(step.reads)
@@ -128,13 +128,13 @@ class _Stretch:
         """Return the peak bytes of values internal to the piece, in the original order of steps."""
         buffers = (self.program.buffer[name] for name in self.inner)
         sizes = {buffer.name: buffer.bytes for buffer in buffers if buffer.storage == buffer.name}
-        held = most = 0
+        level = most = 0
         for step in self.run:
             if isinstance(step, Compute):
-                held += sum(sizes.get(name, 0) for name in step.writes)
-                most = max(most, held + scratch.get(step.task, 0))
+                level += sum(sizes.get(name, 0) for name in step.writes)
+                most = max(most, level + scratch.get(step.task, 0))
             elif isinstance(step, Free):
-                held -= sizes.get(step.buffer, 0)
+                level -= sizes.get(step.buffer, 0)
         return most
 
 
@@ -149,9 +149,9 @@ def _rebuilt(
     for lane in lanes:
         for step in lane.steps:
             if isinstance(step, Compute):
-                lent = {graph.value[program.buffer[n].value].storage: n for n in step.reads}
+                owners = {graph.value[program.buffer[n].value].storage: n for n in step.reads}
                 for name in step.writes:
-                    lender[name] = lent.get(graph.value[program.buffer[name].value].storage, name)
+                    lender[name] = owners.get(graph.value[program.buffer[name].value].storage, name)
 
     def root(name: str) -> str:
         """Return the buffer whose memory contains another one."""
@@ -223,11 +223,11 @@ def overwriting(program: Program, graph: Graph, able: Callable[[Task], bool]) ->
         for task, step in candidates.items()
         if all(readers[target[new]] == 1 for new in step.writes)
     }
-    held = {buffer[name].storage for step in last.values() for name in step.reads}
+    awaiting = {buffer[name].storage for step in last.values() for name in step.reads}
 
     def later(step: Step) -> bool:
         if isinstance(step, Free):
-            return buffer[step.buffer].storage in held
+            return buffer[step.buffer].storage in awaiting
         return isinstance(step, Compute) and step.task in last
 
     steps = (*(step for step in lane.steps if not later(step)), *filter(later, lane.steps))

@@ -93,19 +93,19 @@ class History:
 
 
 def _deadlock(program: Program, ended: Sequence[int]) -> str:
-    """Return why the lanes, each after as many steps as have `ended`, go no further: an event that no lane records,
-    or the cycle of lanes that wait for each other."""
+    """Return the reason why the lanes, each after as many steps as have `ended`, go no further: an event that no lane
+    records, or the cycle of lanes that wait for each other."""
     recorder = {step.event: lane for (lane, _), step in program.steps() if isinstance(step, Record)}
     waits = [lane.describe(at) if at < len(lane.steps) else "" for lane, at in zip(program.lanes, ended)]
-    lane, seen = next(index for index, text in enumerate(waits) if text), []
-    while lane not in seen:
-        seen.append(lane)
+    lane, chain = next(index for index, text in enumerate(waits) if text), []
+    while lane not in chain:
+        chain.append(lane)
         step = program.lanes[lane].steps[ended[lane]]
         assert isinstance(step, Wait)
         if step.event not in recorder:
             return f"{waits[lane]} waits for an event that no lane records"
         lane = recorder[step.event]
-    steps = ", then ".join(waits[index] for index in seen[seen.index(lane) :])
+    steps = ", then ".join(waits[index] for index in chain[chain.index(lane) :])
     return (
         f"the program can never end, its lanes wait for each other: {steps}, whose event comes after the "
         "first of them; record one of these events earlier or take the wait away"

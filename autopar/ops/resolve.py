@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any, cast
 
 import torch
 
 from ..errors import ProgramError
 from ..ir.graph import JOIN, PART, SUM, WORDS, Argument, Const, Ref, Task
-from .arguments import states_contiguous
+from .composites import KERNELS
+from .composites.recurrent import states_contiguous
 
 
 def _join(
@@ -19,11 +21,11 @@ def _join(
 ) -> torch.Tensor:
     if order:
         # A tensor that is dense in this order is row-major once its axes are permuted so.
-        made = _join([part.permute(order) for part in parts], order.index(axis))
-        return made.permute([order.index(axis) for axis in range(len(order))])
-    made = torch.cat(parts, axis)
+        joined = _join([part.permute(order) for part in parts], order.index(axis))
+        return joined.permute([order.index(axis) for axis in range(len(order))])
+    joined = torch.cat(parts, axis)
     # If all parts share another memory format, torch keeps it.
-    return made if made.is_contiguous() else made.contiguous()
+    return joined if joined.is_contiguous() else joined.contiguous()
 
 
 def _part(whole: torch.Tensor, axis: int, start: int, stop: int, count: int) -> torch.Tensor:
@@ -44,18 +46,18 @@ def _sum(parts: tuple[torch.Tensor, ...]) -> torch.Tensor:
 
 
 def _words(table: torch.Tensor, indices: torch.Tensor, first: int, count: int) -> torch.Tensor:
-    own = indices - first
+    local = indices - first
     # An index outside of the table reaches the first or last part, which refuses it as the whole table would.
-    others = own < 0 if first else torch.zeros_like(own, dtype=torch.bool)
+    others = local < 0 if first else torch.zeros_like(local, dtype=torch.bool)
     if first + len(table) < count:
-        others |= own >= len(table)
-    made = torch.nn.functional.embedding(own.masked_fill_(others, 0), table)
-    return made.masked_fill_(others.unsqueeze(-1), 0.0)
+        others |= local >= len(table)
+    rows = torch.nn.functional.embedding(local.masked_fill_(others, 0), table)
+    return rows.masked_fill_(others.unsqueeze(-1), 0.0)
 
 
 def _layer_norm_backward(
     gradient: torch.Tensor,
-    given: torch.Tensor,
+    data: torch.Tensor,
     shape: list[int],
     mean: torch.Tensor,
     rstd: torch.Tensor,
@@ -63,64 +65,64 @@ def _layer_norm_backward(
 ) -> Any:
     # The kernels read the statistics as if they were contiguous, but a part of them need not be.
     operator = torch.ops.aten.native_layer_norm_backward.default
-    return operator(gradient, given, shape, mean.contiguous(), rstd.contiguous(), *others)
+    return operator(gradient, data, shape, mean.contiguous(), rstd.contiguous(), *others)
 
 
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 """Memory formats with the channels as the last axis, by number of axes."""
 
 
-def _group_norm(given: torch.Tensor, *others: Any) -> Any:
-    return torch.ops.aten.native_group_norm.default(_regular(given), *others)
+def _group_norm(data: torch.Tensor, *others: Any) -> Any:
+    return torch.ops.aten.native_group_norm.default(_regular(data), *others)
 
 
-def _group_norm_backward(gradient: torch.Tensor, given: torch.Tensor, *others: Any) -> Any:
-    given = _regular(given)
-    if gradient.stride() != given.stride():
-        gradient = torch.empty_like(given).copy_(gradient)
-    return torch.ops.aten.native_group_norm_backward.default(gradient, given, *others)
+def _group_norm_backward(gradient: torch.Tensor, data: torch.Tensor, *others: Any) -> Any:
+    data = _regular(data)
+    if gradient.stride() != data.stride():
+        gradient = torch.empty_like(data).copy_(gradient)
+    return torch.ops.aten.native_group_norm_backward.default(gradient, data, *others)
 
 
-def _regular(given: torch.Tensor) -> torch.Tensor:
+def _regular(data: torch.Tensor) -> torch.Tensor:
     """Return the tensor in a memory layout that the kernels of group norm support, as eager does before them.
 
     The trace omits this step if the fake has such a layout. For a batch of one, `view` gives other strides
     than its fake, and the kernel of the backward would read wrong elements.
     """
-    if given.is_contiguous():
-        return given
-    if given.device.type == "cpu" and given.dim() in _LAST:
-        last = torch.empty(given.shape, device="meta", memory_format=_LAST[given.dim()])
-        if given.stride() == last.stride():
-            return given
-    return given.contiguous()
+    if data.is_contiguous():
+        return data
+    if data.device.type == "cpu" and data.dim() in _LAST:
+        last = torch.empty(data.shape, device="meta", memory_format=_LAST[data.dim()])
+        if data.stride() == last.stride():
+            return data
+    return data.contiguous()
 
 
-def _log_sigmoid(given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _log_sigmoid(data: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     # Only a CPU's kernel fills the buffer, but a CPU may compute the gradient from it.
-    made, buffer = torch.ops.aten.log_sigmoid_forward.default(given)
-    return made, buffer if buffer.shape == given.shape else given.abs().neg_().exp_()
+    output, buffer = torch.ops.aten.log_sigmoid_forward.default(data)
+    return output, buffer if buffer.shape == data.shape else data.abs().neg_().exp_()
 
 
-def _dropout(given: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
+def _dropout(data: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
     # A CPU's eager dropout differs: it scales a mask of ones, then multiplies, and draws none for p = 1.
-    if given.device.type != "cpu" or train is False:
-        made, mask = torch.ops.aten.native_dropout.default(given, p, train)
-        return made, mask
-    mask = torch.empty_like(given, dtype=torch.bool)
+    if data.device.type != "cpu" or train is False:
+        output, mask = torch.ops.aten.native_dropout.default(data, p, train)
+        return output, mask
+    mask = torch.empty_like(data, dtype=torch.bool)
     mask = mask.bernoulli_(1 - p) if p < 1 else mask.zero_()
-    return (given * mask).mul_(_kept(1 - p, given.dtype)), mask
+    return (data * mask).mul_(_keep_factor(1 - p, data.dtype)), mask
 
 
 def _dropout_backward(gradient: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
     if gradient.device.type != "cpu":
-        made: torch.Tensor = torch.ops.aten.native_dropout_backward.default(gradient, mask, scale)
-        return made
-    return (gradient * mask).mul_(_kept(1 / scale if scale else 0.0, gradient.dtype))
+        result: torch.Tensor = torch.ops.aten.native_dropout_backward.default(gradient, mask, scale)
+        return result
+    return (gradient * mask).mul_(_keep_factor(1 / scale if scale else 0.0, gradient.dtype))
 
 
 @functools.cache
-def _kept(share: float, dtype: torch.dtype) -> float:
+def _keep_factor(share: float, dtype: torch.dtype) -> float:
     """Return the factor for the elements that a dropout keeps, `share` of all, rounded as in eager's mask."""
     return torch.ones((), dtype=dtype).div_(share).item() if share else 0.0
 
@@ -128,14 +130,14 @@ def _kept(share: float, dtype: torch.dtype) -> float:
 def _resolved(operator: Callable[..., Any]) -> Callable[..., Any]:
     """Return an operator that reinterprets elements, for tensors that are conjugated or negated when they are read."""
 
-    def call(given: torch.Tensor, *others: Any) -> Any:
+    def call(data: torch.Tensor, *others: Any) -> Any:
         # In the trace it was conjugated twice, but one of the two is done by a copy to another device.
-        return operator(given.resolve_conj().resolve_neg(), *others)
+        return operator(data.resolve_conj().resolve_neg(), *others)
 
     return call
 
 
-_OWN: dict[str, Callable[..., Any]] = {
+_REPLACEMENTS: dict[str, Callable[..., Any]] = {
     JOIN: _join,
     PART: _part,
     SUM: _sum,
@@ -156,29 +158,23 @@ _OWN: dict[str, Callable[..., Any]] = {
 
 
 def target(name: str, calls: Mapping[str, Callable[..., Any]] | None = None) -> Callable[..., Any]:
-    """Return the callable of a task's target: one of `calls` (kept by capture), autopar's own, or a torch operator
+    """Return the callable of a task's target: that which capture keeps in `calls`, autopar's own, or a torch operator
     overload."""
     if calls and name in calls:
         return calls[name]
-    return _OWN.get(name) or _operator(name)
+    return _REPLACEMENTS.get(name) or _operator(name)
 
 
 @functools.cache
 def _operator(name: str) -> Callable[..., Any]:
-    if name.startswith("autopar."):
-        from .composites import KERNELS  # only graphs of training need it
-
-        if name in KERNELS:
-            return KERNELS[name]
-    found: Any = torch.ops
+    if name in KERNELS:
+        return KERNELS[name]
     try:
-        for part in name.split("."):
-            found = getattr(found, part)
+        return cast(Callable[..., Any], attrgetter(name)(torch.ops))
     except AttributeError:
         raise ProgramError(
             f"torch {torch.__version__} has no operator {name!r}; capture the model again with this version"
         ) from None
-    return cast(Callable[..., Any], found)
 
 
 def called(task: Task, function: Callable[..., Any], read: Callable[[str], Any], device: torch.device) -> Any:
@@ -211,24 +207,23 @@ def argument(template: Argument, read: Callable[[str], Any], device: torch.devic
 _NAMES = """
     abs.default cos.default erf.default exp.default floor.default log.default log1p.default
     logical_not.default neg.default reciprocal.default relu.default round.default rsqrt.default
-    sigmoid.default sign.default sin.default sqrt.default tanh.default gelu.default silu.default
-    mish.default hardswish.default hardsigmoid.default leaky_relu.default elu.default softplus.default
-    log_sigmoid.default add.Tensor sub.Tensor mul.Tensor div.Tensor maximum.default minimum.default
-    pow.Tensor_Tensor pow.Tensor_Scalar eq.Tensor ne.Tensor lt.Tensor le.Tensor gt.Tensor ge.Tensor
-    eq.Scalar ne.Scalar lt.Scalar le.Scalar gt.Scalar ge.Scalar logical_and.default logical_or.default
-    bitwise_and.Tensor bitwise_or.Tensor where.self clamp.default masked_fill.Scalar masked_fill.Tensor
-    lerp.Scalar matmul.default mm.default bmm.default addmm.default baddbmm.default linear.default
+    sigmoid.default sign.default sin.default sqrt.default tanh.default gelu.default softplus.default
+    add.Tensor sub.Tensor mul.Tensor div.Tensor maximum.default minimum.default pow.Tensor_Tensor
+    pow.Tensor_Scalar eq.Tensor ne.Tensor lt.Tensor le.Tensor gt.Tensor ge.Tensor eq.Scalar ne.Scalar
+    lt.Scalar le.Scalar gt.Scalar ge.Scalar logical_and.default logical_or.default bitwise_and.Tensor
+    bitwise_or.Tensor where.self clamp.default masked_fill.Scalar masked_fill.Tensor lerp.Scalar
+    matmul.default mm.default bmm.default addmm.default baddbmm.default linear.default
     scaled_dot_product_attention.default conv1d.default conv2d.default conv3d.default layer_norm.default
     group_norm.default batch_norm.default native_layer_norm.default embedding.default softmax.int
-    log_softmax.int max_pool2d.default avg_pool2d.default adaptive_avg_pool2d.default dropout.default
-    cat.default stack.default chunk.default split_with_sizes.default unbind.int transpose.int
-    permute.default reshape.default view.default unsqueeze.default squeeze.dim flatten.using_ints
-    select.int expand.default contiguous.default clone.default t.default narrow.default
-    index_select.default gather.default sum.default sum.dim_IntList mean.default mean.dim amax.default
-    amin.default cumsum.default argmax.default tril.default triu.default roll.default flip.default
+    log_softmax.int max_pool2d.default avg_pool2d.default dropout.default cat.default stack.default
+    chunk.default split_with_sizes.default unbind.int transpose.int permute.default reshape.default
+    view.default unsqueeze.default squeeze.dim flatten.using_ints select.int expand.default
+    contiguous.default clone.default t.default narrow.default index_select.default gather.default
+    sum.default sum.dim_IntList mean.default mean.dim amax.default amin.default cumsum.default
+    argmax.default tril.default triu.default roll.default flip.default
 """
 OPERATORS = frozenset(f"aten.{name}" for name in _NAMES.split())
-"""The overloads for which a binding, which chooses its own by the arguments, chooses the very same one, given tensors
+"""The overloads that a binding, which chooses an overload by the arguments, chooses too if it gets tensors
 where the schema has tensors. The tests run each of them both ways."""
 _FIXED_NORM = "aten._native_batch_norm_legit_no_training.default"
 """The operator traced for a BatchNorm that reads its running statistics."""
@@ -258,12 +253,11 @@ def _normalize(
 
 def _binding(name: str) -> Callable[..., Any] | None:
     """Return torch's C function, or the tensor method of that name."""
-    for owner in (torch, getattr(torch._C, "_nn", None)):
-        found = getattr(owner, name, None)
-        if isinstance(found, types.BuiltinFunctionType):
-            return found
-    found = getattr(torch.Tensor, name, None)
-    return found if isinstance(found, types.MethodDescriptorType) else None
+    for owner in (torch, torch.nn.functional, torch.Tensor):
+        function = getattr(owner, name, None)
+        if isinstance(function, types.BuiltinFunctionType | types.MethodDescriptorType):
+            return function
+    return None
 
 
 def _fits(task: Task, schema: Any) -> bool:

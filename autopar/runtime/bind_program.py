@@ -2,7 +2,8 @@
 
 The code of a lane is one function `lane(s, d)` of the slots of the call and its context (clock, recorder). A value
 that stays in its lane is a local, `Free` is `del`, callables and constants are globals. Every source line belongs to
-one step, so that the line of an exception identifies the step.
+one step, so that the line of an exception identifies the step. At a gate, a lane waits until another lane records an
+event: `w3` waits for event 3, `r3_0` lets its first waiter pass, `f` lists the failures of the call.
 """
 
 from __future__ import annotations
@@ -13,24 +14,24 @@ import linecache
 import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pkgutil import resolve_name
-from types import CodeType, FrameType, TracebackType
+from types import CodeType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..ir.graph import Argument, Const, Ref
+from ..costs.roofline import workspace
+from ..ir.graph import Argument, Const, Graph, Ref
 from ..ir.open_size import OPENED
 from ..ir.plan import Plan
-from ..ir.program import Compute, Copy, Piece, Program, Record, Step, Wait
+from ..ir.program import Compute, Copy, Free, Piece, Program, Record, Step, Wait, makes, reads, tasks_of
+from ..lowering.memory_bound import fits
 from ..ops import resolve
-from .gates import Gates, events
 from .kernels import Kernel
 from .lanes.emulated_clock import task_seconds
-from .lanes.host import HostLane, apart
-from .layout import laid_out
+from .lanes.host import HostLane, clone_aliased
 
 if TYPE_CHECKING:
     from ..capture.captured import Captured
@@ -41,11 +42,72 @@ _BUILTIN = ("builtin", "method")
 _programs = itertools.count()
 
 
+@dataclass(frozen=True)
+class _Layout:
+    """The storage of the buffers of a program in a call: slots, which lanes share, and locals.
+
+    slots: numbers of inputs in order, then of other buffers that exist before the call (`state`), then of
+    shared buffers that steps make. Any other buffer is a local. The last slot holds the sizes of the call.
+    drops: buffers that a lane drops after the step (index of the lane, position).
+    makers: indices of the lanes that make the buffers of a storage.
+    """
+
+    slots: dict[str, int]
+    size: int
+    state: tuple[str, ...]
+    drops: dict[tuple[int, int], list[str]]
+    makers: dict[str, set[int]]
+
+
+def _laid_out(program: Program, graph: Graph) -> _Layout:
+    """Lay out the buffers of a program of `graph`. Linear in its steps."""
+    maker = {name: at for at, step in program.steps() for name in makes(step)}
+    freed = {step.buffer: at for at, step in program.steps() if isinstance(step, Free)}
+    results = frozenset(program.results)
+    # The last use of each buffer in the lane that makes it. Other lanes use shared buffers too.
+    last, shared = dict(maker), set(results)
+    for at, step in program.steps():
+        for name in reads(step):
+            if name in maker and maker[name][0] == at[0]:
+                last[name] = at
+            else:
+                shared.add(name)
+    drops: dict[tuple[int, int], list[str]] = {}
+    makers: dict[str, set[int]] = {}
+    inputs = {name: position for position, name in enumerate(graph.inputs)}
+    slots: dict[str, int] = {}
+    state: list[str] = []
+    for buffer in program.buffers:
+        name = buffer.name
+        if name in maker:
+            makers.setdefault(buffer.storage, set()).add(maker[name][0])
+        if buffer.kind == "result" or name in results:
+            shared.add(name)
+        elif name in maker:
+            # A local that no step frees is dropped after its last reader.
+            end = freed.get(name) or (None if name in shared else last[name])
+            if end:
+                drops.setdefault(end, []).append(name)
+        if buffer.kind == "given" and buffer.value in inputs:
+            slots[name] = inputs[buffer.value]
+        elif buffer.kind in ("given", "resident"):
+            slots[name] = len(inputs) + len(state)
+            state.append(name)
+    size = len(inputs) + len(state)
+    for buffer in program.buffers:
+        if buffer.name not in slots and buffer.name in shared:
+            slots[buffer.name] = size
+            size += 1
+    return _Layout(slots, size + 1, tuple(state), drops, makers)
+
+
 class Assembly:
     """The immutable compiled form of a program; events and threads are per call (`lane_threads`).
 
     lanes: backends of the non-empty lanes.
     streamed: some lanes have streams of their own, other than the caller's.
+    recorder, waiters: the lane that records each event, and the lanes that wait for it.
+    number: the number of each event in the code of the lanes.
     """
 
     def __init__(
@@ -53,7 +115,7 @@ class Assembly:
     ) -> None:
         self.captured, self.plan, self.program, self.kernels = captured, plan, program, kernels or {}
         self.graph, self.machine = plan.costed.graph, plan.costed.machine
-        self.layout = laid_out(program, self.graph)
+        self.layout = _laid_out(program, self.graph)
         self.devices = tuple(
             torch.device(device.torch_device) for device in self.machine.devices if device.torch_type != "cpu"
         )
@@ -67,14 +129,19 @@ class Assembly:
                 self.lanes[lane.name] = backend(lane, program, self.torch_device(lane.device), self.place)
         streams = {name: lane.device for name, lane in self.lanes.items() if lane.streamed}
         self.streamed = bool(streams)
-        # A torch event for each event that a stream records.
-        self.signals = {
-            event: torch.Event(device=streams[lane])
-            for event, lane in events(program, Record)
-            if lane in streams
+        steps = [(program.lanes[lane].name, step) for (lane, _), step in program.steps()]
+        self.recorder = {step.event: name for name, step in steps if isinstance(step, Record)}
+        self.number = {event: number for number, event in enumerate(self.recorder)}
+        self.waiters: dict[str, list[str]] = {event: [] for event in self.recorder}
+        for name, step in steps:
+            if isinstance(step, Wait):
+                self.waiters[step.event].append(name)
+        # A torch event, as a global of the lanes' code, for each event that a stream records.
+        self._signals = {
+            f"e{number}": torch.Event(device=streams[self.recorder[event]])
+            for event, number in self.number.items()
+            if self.recorder[event] in streams
         }
-        # These gates only number the events; each crew has its own gates with the same numbers.
-        self.gates = Gates(program)
         self._codes: dict[tuple[str, bool], _Code] = {}
 
     def torch_device(self, name: str) -> torch.device:
@@ -98,18 +165,23 @@ class Assembly:
         codes = [code for (name, *_), code in self._codes.items() if name == lane]
         return max((code.step_of(trace) for code in codes), default=-1)
 
-    def function(self, lane: str, recorded: bool, gates: Gates) -> LaneFunction:
-        """Return the function of a lane that uses `gates`."""
+    def function(self, lane: str, recorded: bool, gates: Mapping[str, Any]) -> LaneFunction:
+        """Return the function of a lane, with the `gates` of a crew as globals."""
         # Writing the code adds to the names of the lane.
         code = self.code(lane, recorded)
-        return code.function({**gates.names(lane), **self.lanes[lane].names})
+        return code.function({**gates, **self._signals, **self.lanes[lane].names})
+
+    def signal(self, event: str) -> str | None:
+        """Return the name of the torch event of an event; None if no stream records it."""
+        name = f"e{self.number[event]}"
+        return name if name in self._signals else None
 
     def callable(self, step: Compute) -> Callable[..., Any]:
         """Return the callable of a step's task; its in-place form if the step overwrites given buffers."""
         task, buffer, calls = self.graph.task[step.task], self.program.buffer, self.captured.calls
         memory = {buffer[name].storage for name in step.writes}
-        given = memory and all(buffer[name].kind == "given" for name in memory)
-        if given and f"{task.target}_" in calls:
+        overwrites = memory and all(buffer[name].kind == "given" for name in memory)
+        if overwrites and f"{task.target}_" in calls:
             return calls[f"{task.target}_"]
         alone = not any(self.graph.readers[name] or name in self.graph.results for name in task.outputs[1:])
         return calls.get(task.target) or resolve.fast(task, resolve.target(task.target), alone)
@@ -128,11 +200,11 @@ class Assembly:
             host = starts.get(step.task, 0.0)
             return [f"c.dispatch({host!r})"] if host else (), [f"c.work({durations[step.task]!r})"]
         assert isinstance(step, Copy)
-        source, made = self.program.buffer[step.src], self.program.buffer[step.dst]
-        route = self.machine.route(source.device, made.device)
+        source, target = self.program.buffer[step.src], self.program.buffer[step.dst]
+        route = self.machine.route(source.device, target.device)
         wires = tuple(sorted({link.wire for link in route if link.wire is not None}))
-        lasts = sum(link.seconds(made.bytes) for link in route) * self.machine.slow_down
-        return [f"c.reserve({wires!r}, {lasts!r})"], [f"c.work({lasts!r})"]
+        seconds = sum(link.seconds(target.bytes) for link in route) * self.machine.slow_down
+        return [f"c.reserve({wires!r}, {seconds!r})"], [f"c.work({seconds!r})"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,13 +225,12 @@ class _Code:
 
     def step_of(self, trace: TracebackType | None) -> int:
         """Return the index of the step whose line a traceback passes through; -1 if there is none."""
-        found = -1
+        step = -1
         while trace is not None:
-            frame: FrameType = trace.tb_frame
-            if frame.f_code.co_filename == self.filename and trace.tb_lineno is not None:
-                found = self.steps[trace.tb_lineno - 1]
+            if trace.tb_frame.f_code.co_filename == self.filename and trace.tb_lineno is not None:
+                step = self.steps[trace.tb_lineno - 1]
             trace = trace.tb_next
-        return found
+        return step
 
 
 class _Writer:
@@ -225,15 +296,15 @@ class _Writer:
             source = self.expression(value, values, plain)
             arguments.append(f"**{{{name!r}: {source}}}" if keyword.iskeyword(name) else f"{name}={source}")
         text = f"{self.bind(('call', id(function)), 't', function)}({', '.join(arguments)})"
-        made = {self.program.buffer[name].value: name for name in step.writes}
-        targets = [self.make(made[name]) if name in made else "_" for name in task.outputs]
+        buffers = {self.program.buffer[name].value: name for name in step.writes}
+        targets = [self.make(buffers[name]) if name in buffers else "_" for name in task.outputs]
         if task.unpack:
             text = f"{_tuple(targets)} = {text}"
         elif targets and targets != ["_"]:
             text = f"{targets[0]} = {text}"
         text = f"{text}  # {' '.join(task.where.split())}"
-        kept = [name for name in targets if name != "_"]
-        yield from self.work(step, index, text, kept, self.owned(step, made))
+        outputs = [name for name in targets if name != "_"]
+        yield from self.work(step, index, text, outputs, self.unaliased(step))
         if task.unpack and "_" in targets:
             yield "del _"
 
@@ -245,31 +316,32 @@ class _Writer:
         text = f"{_tuple(targets)} = {text}  # {kernel.library}: {len(step.tasks)} tasks"
         return self.work(step, index, text, targets)
 
-    def owned(self, step: Compute, made: Mapping[str, str]) -> Iterator[str]:
+    def unaliased(self, step: Compute) -> Iterator[str]:
         """Yield lines that clone outputs which share memory with an input although the schema does not say
         so, if another lane frees that input or the caller could write to it as a result."""
-        about, own = self.program.buffer, {self.lane}
-        for name in made.values():
-            root = about[about[name].storage]
+        buffer, own = self.program.buffer, {self.lane}
+        for name in step.writes:
+            root = buffer[buffer[name].storage]
             others = []
             for read in step.reads:
-                lent = about[about[read].storage]
-                away = self.layout.makers.get(lent.name, own) != own and self.backend.device.type != "cpu"
-                kept = lent.kind == "resident" and root.kind == "result"
-                if lent is not root and (away or kept):
+                source = buffer[buffer[read].storage]
+                elsewhere = self.layout.makers.get(source.name, own) != own
+                foreign = elsewhere and self.backend.device.type != "cpu"
+                state = source.kind == "resident" and root.kind == "result"
+                if source is not root and (foreign or state):
                     others.append(self.read(read))
             if others:
                 target = self.read(name)
-                yield f"{target} = {self.bind('apart', 'own', apart)}({', '.join((target, *others))})"
+                yield f"{target} = {self.bind('clone_aliased', 't', clone_aliased)}({', '.join((target, *others))})"
 
     def copy(self, step: Copy, index: int) -> Iterator[str]:
         source = self.read(step.src)
-        made = self.make(step.dst)
-        text = f"{made} = {self.backend.copy(step, source)}  # {step.src} to {step.dst}"
-        return self.work(step, index, text, [made])
+        target = self.make(step.dst)
+        text = f"{target} = {self.backend.copy(step, source)}  # {step.src} to {step.dst}"
+        return self.work(step, index, text, [target])
 
     def work(
-        self, step: Step, index: int, text: str, made: Sequence[str], more: Iterable[str] = ()
+        self, step: Step, index: int, text: str, outputs: Sequence[str], more: Iterable[str] = ()
     ) -> Iterator[str]:
         before, after = self.assembly.paced(step) if self.assembly.declared else ((), ())
         yield from before
@@ -279,23 +351,23 @@ class _Writer:
         yield from more
         yield from after
         if self.recorded:
-            yield f"r.end({', '.join((str(index), *made))})"
+            yield f"r.end({', '.join((str(index), *outputs))})"
 
     def drop(self, buffers: Sequence[str]) -> Iterator[str]:
-        gone = []
+        names = []
         for name in buffers:
             slot = self.layout.slots.get(name)
             if slot is not None:
                 yield f"s[{slot}] = None"
             elif name in self.local:
-                gone.append(self.local.pop(name))
-        if gone:
-            yield f"del {', '.join(gone)}"
-            self.spare.extend(reversed(gone))
+                names.append(self.local.pop(name))
+        if names:
+            yield f"del {', '.join(names)}"
+            self.spare.extend(reversed(names))
 
     def step(self, step: Step, index: int) -> Iterator[str]:
         """Yield the lines of a step. Call it in the order of the steps, since they reuse locals."""
-        gates, signals, declared = self.assembly.gates, self.assembly.signals, self.assembly.declared
+        number, declared = self.assembly.number, self.assembly.declared
         match step:
             case Compute():
                 yield from self.compute(step, index)
@@ -304,13 +376,18 @@ class _Writer:
             case Copy():
                 yield from self.copy(step, index)
             case Wait(event):
-                yield from self.backend.wait(event, gates, signals)
+                yield f"if w{number[event]}() and f: raise Cancelled"
+                if signal := self.assembly.signal(event):
+                    yield from self.backend.wait(event, signal)
                 if declared:
                     yield f"c.wait({event!r})"
             case Record(event):
                 if declared:
                     yield f"c.record({event!r})"
-                yield from self.backend.record(event, gates, signals)
+                if signal := self.assembly.signal(event):
+                    yield f"record_event({signal})"
+                for position in range(len(self.assembly.waiters[event])):
+                    yield f"r{number[event]}_{position}()"
         yield from self.drop(self.layout.drops.get((self.lane, index), ()))
 
     def code(self) -> _Code:
@@ -334,11 +411,27 @@ class _Writer:
         filename = f"autopar program {next(_programs)} of {self.graph.name}, {lane.name}"
         compiled = compile(source, filename, "exec", optimize=2)
         linecache.cache[filename] = len(source), None, source.splitlines(keepends=True), filename
-        made = _Code(filename, tuple(index for index, _ in lines), self.names, compiled)
-        weakref.finalize(made, linecache.cache.pop, filename, None)
-        return made
+        code = _Code(filename, tuple(index for index, _ in lines), self.names, compiled)
+        weakref.finalize(code, linecache.cache.pop, filename, None)
+        return code
 
 
 def _tuple(items: Sequence[str]) -> str:
     """Return the source of a tuple, without parentheses."""
     return f"{', '.join(items)}{',' if len(items) == 1 else ''}"
+
+
+def keeps_caps(program: Program, graph: Graph) -> bool:
+    """Return True if a program keeps every memory cap in a call in which the values of its graph have the bytes that
+    `graph` tells."""
+    buffers = tuple(
+        each if each.kind == "resident" else replace(each, bytes=graph.value[each.value].bytes)
+        for each in program.buffers
+    )
+    tasks = (task for _, step in program.steps() for task in tasks_of(step))
+    scratch = tuple((task, workspace(graph, graph.task[task])) for task in tasks)
+    everything = sum(each.bytes for each in buffers) + sum(nbytes for _, nbytes in scratch)
+    # The bound takes milliseconds, as much as a short call, and each length of a sequence may be new.
+    return all(everything <= cap for _, cap in program.caps) or fits(
+        replace(program, buffers=buffers, workspace=scratch)
+    )

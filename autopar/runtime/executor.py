@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from operator import itemgetter
+from operator import getitem, itemgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from ..capture.captured import Captured
 
 
+_UNREAD: tuple[Mapping[str, Any], str] = {"": None}, ""
+"""The place of state that a program does not read."""
 PINNED_SHARE = 0.25
 """Largest share of the host's memory for pinned copies of streamed weights."""
 
@@ -53,7 +55,7 @@ class Executor:
     """
 
     any_size, due, raced = False, False, True
-    """It has no kernels, and is to have none (`KernelExecutor`)."""
+    """An executor without kernels, to which none will be added (`session.kernel_selection.KernelExecutor`)."""
 
     def __init__(
         self,
@@ -80,15 +82,26 @@ class Executor:
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
         """Run one call. Raises RunError if a task fails."""
         if self.arguments is None:
-            return self._enter(inputs, None)[0]
-        return self.compute([*self._placed(inputs), *[place and place[0][place[1]] for place in self._state]])
+            return self.run(inputs, False)[0]
+        return self.compute([*self._placed(inputs), *map(getitem, self._owners, self._keys)])
 
     def run(self, inputs: Sequence[Any], record: bool = True) -> tuple[list[Any], Timeline | None]:
         """Run one call; return its outputs and, with `record`, its measured timeline with the prediction.
 
         `Timeline.on_time` raises LateError if emulated work could not keep a declared clock.
         """
-        return self._enter(inputs, CallRecord(self._plan, self._program) if record else None)
+        before = thread_state.entered.stack
+        if id(self._crew) in before:
+            raise RunError(
+                f"{self._graph.name!r} is called from inside its own call, which would never end; "
+                "call it after the first call has returned, or compile the inner model separately"
+            )
+        with self._lock:
+            thread_state.entered.stack = (*before, id(self._crew))
+            try:
+                return self._call(inputs, CallRecord(self._plan, self._program) if record else None)
+            finally:
+                thread_state.entered.stack = before
 
     @cached_property
     def arguments(self) -> tuple[str, ...] | None:
@@ -98,36 +111,42 @@ class Executor:
             self._crew.start()
             function, assembly = self._crew.alone(), self._assembly
             inputs = any(owner is None for _, owner, _ in self._updates)
-            changes = inputs or self._pieces or not self._residents.at_home
-            # The user's own code may call this program again, which only the executor refuses.
-            more = self._captured.calls or assembly.declared or assembly.streamed
-            # A call cannot take slices of weights as arguments.
-            sliced = any(value.slice for value in self._graph.values)
-            if function is None or changes or more or sliced or any(stays for _, stays in self._outputs):
+            if (
+                function is None
+                or inputs
+                or self._pieces
+                or not self._residents.at_home
+                # The user's own code may call this program again, which only `run` refuses.
+                or self._captured.calls
+                or assembly.declared
+                or assembly.streamed
+                # A call cannot take slices of weights as arguments.
+                or any(value.slice for value in self._graph.values)
+                or any(stays for _, stays in self._outputs)
+            ):
                 return None
             self._function, program, layout = function, self._program, assembly.layout
-            fed = [program.buffer[name].value for name in layout.fed]
-            names = [*self._graph.inputs, *fed]
+            values = [program.buffer[name].value for name in layout.state]
+            names = [*self._graph.inputs, *values]
             written = [target for _, target in program.updates if target not in names]
             read = set(program.outputs).union(*(_read(step, assembly.kernels) for _, step in program.steps()))
             state = self._captured.state
             # Kernels have folded the state that is not read.
-            self._state = [state[name] if buffer in read else None for name, buffer in zip(fed, layout.fed)]
-            self._state += [state[name] for name in written]
-            self._taken, names = len(names), names + written
+            places = [
+                state[name] if buffer in read else _UNREAD for name, buffer in zip(values, layout.state)
+            ]
+            places += [state[name] for name in written]
+            self._owners, self._keys = [owner for owner, _ in places], [key for _, key in places]
+            self._count, names = len(names), names + written
             self._written = [(layout.slots[name], names.index(target)) for name, target in program.updates]
             self._results = selector([slot for slot, _ in self._outputs])
             return tuple(names)
-
-    def fits(self, inputs: Sequence[Any]) -> bool:
-        """Return True if the inputs are on the devices where the program reads them."""
-        return all(inputs[position].device == device for position, device in self._places)
 
     def compute(self, tensors: Sequence[Any]) -> list[Any]:
         """Run one call on exactly these tensors, one for each of `arguments`, in the caller's thread; write updates to
         them once all tasks are done. Raises RunError if a task fails."""
         with self._lock:
-            slots = [*(tensors[: self._taken] if self._written else tensors), *self._blank]
+            slots = [*(tensors[: self._count] if self._written else tensors), *self._blank]
             try:
                 if torch.is_grad_enabled() or anywhere():
                     with contextlib.ExitStack() as stack:
@@ -137,29 +156,24 @@ class Executor:
                     self._function(slots, None)
             except BaseException as error:
                 (lane,) = self._assembly.lanes
-                shown = failure(self._assembly, lane, error, True)
-                if shown is error:
+                failed = failure(self._assembly, lane, error, True)
+                if failed is error:
                     raise
-                raise shown from error
+                raise failed from error
             if self._written:
                 _write((tensors[position], slots[slot]) for slot, position in self._written)
             return list(self._results(slots))
 
     def resized(self, sizes: tuple[float, ...]) -> Executor:
         """Return an executor for calls with other sizes that shares code, threads and lock with this one."""
-        made = copy.copy(self)
-        made._origin, made._captured = self, replace(self._captured, sizes=sizes)
-        made._blank = [*self._blank[:-1], sizes]
-        self._resized.add(made)
-        return made
-
-    def drain(self) -> None:
-        """Block until the accelerators of the program are idle."""
-        for device in self._assembly.devices:
-            torch.accelerator.synchronize(device)
+        executor = copy.copy(self)
+        executor._origin, executor._captured = self, replace(self._captured, sizes=sizes)
+        executor._blank = [*self._blank[:-1], sizes]
+        self._resized.add(executor)
+        return executor
 
     def close(self) -> None:
-        """Stop its threads. A later call starts them again."""
+        """Stop the threads of the lanes. A later call starts them again."""
         with self._lock:
             self._crew.stop()
 
@@ -189,10 +203,13 @@ class Executor:
             if buffer.kind == "given" and buffer.value in inputs
         ]
         storage = {buffer.name: buffer.storage for buffer in program.buffers}
-        kept = {storage[name] for name, _ in program.keeps}
+        replicas = {storage[name] for name, _ in program.keeps}
         # An output that stays here as state is cloned for the caller.
         self._outputs = [
-            (layout.slots[name], program.buffer[storage[name]].kind == "resident" or storage[name] in kept)
+            (
+                layout.slots[name],
+                program.buffer[storage[name]].kind == "resident" or storage[name] in replicas,
+            )
             for name in program.outputs
         ]
         # (slot, owner, key) of each update: of state, or, without an owner, of the input at position `key`.
@@ -204,23 +221,7 @@ class Executor:
                 self._pieces.setdefault(slot, []).append(captured.state[target])
             else:
                 self._updates.append((slot, *captured.state.get(target, (None, inputs.get(target)))))
-        self._blank = [*[None] * (layout.size - len(inputs) - len(layout.fed) - 1), captured.sizes]
-
-    def _enter(
-        self, inputs: Sequence[Any], recording: CallRecord | None
-    ) -> tuple[list[Any], Timeline | None]:
-        before = thread_state.entered.stack
-        if id(self._crew) in before:
-            raise RunError(
-                f"{self._graph.name!r} is called from inside its own call, which would never end; "
-                "call it after the first call has returned, or compile the inner model separately"
-            )
-        with self._lock:
-            thread_state.entered.stack = (*before, id(self._crew))
-            try:
-                return self._call(inputs, recording)
-            finally:
-                thread_state.entered.stack = before
+        self._blank = [*[None] * (layout.size - len(inputs) - len(layout.state) - 1), captured.sizes]
 
     def _call(self, inputs: Sequence[Any], recording: CallRecord | None) -> tuple[list[Any], Timeline | None]:
         assembly, crew = self._assembly, self._crew
@@ -306,18 +307,18 @@ def selector(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any
 
 
 class _Residents:
-    """State that a program reads, in the order of `layout.fed`, or keeps: at home the tensor itself,
+    """State that a program reads, in the order of `layout.state`, or keeps: at home the tensor itself,
     elsewhere its replica in the pool."""
 
     def __init__(self, pool: Replicas, assembly: Assembly) -> None:
         self.pool, captured, program, layout = pool, assembly.captured, assembly.program, assembly.layout
         graph = assembly.graph
-        fed = [(name, program.buffer[name].value) for name in layout.fed]
-        masters = {state: pool.master(state, *captured.state[state]) for _, state in (*fed, *program.keeps)}
+        buffers = [(name, program.buffer[name].value) for name in layout.state]
+        masters = {state: pool.master(*captured.state[state]) for _, state in (*buffers, *program.keeps)}
         # A machine may lack the device that a model is on; its host then stands for that device.
         away = {
             name
-            for name, state in fed
+            for name, state in buffers
             if program.buffer[name].kind == "resident"
             or masters[state].owner[masters[state].key].device != assembly.place(name)
         }
@@ -326,49 +327,49 @@ class _Residents:
             name: pool.replica(
                 masters[state], program.buffer[name].device, assembly.place(name), name in pinned
             )
-            for name, state in fed
+            for name, state in buffers
             if name in away or name in pinned
         }
         self._masters, self._replicas = dict.fromkeys(masters.values()), dict.fromkeys(read.values())
-        self._fed = [read.get(name) or masters[state] for name, state in fed]
-        kept = {
+        self._read = [read.get(name) or masters[state] for name, state in buffers]
+        keeps = {
             (name, state): pool.replica(masters[state], program.buffer[name].device, assembly.place(name))
             for name, state in program.keeps
         }
         # Slots of new replicas: of one state each, and of several states in a flat tensor.
         self._single = {
             replica: layout.slots[name]
-            for (name, state), replica in kept.items()
+            for (name, state), replica in keeps.items()
             if state not in graph.pieces
         }
         flat = {
-            name: [state for made, state in graph.updates if made == program.buffer[name].value]
-            for name in dict.fromkeys(name for name, state in kept if state in graph.pieces)
+            name: [state for new, state in graph.updates if new == program.buffer[name].value]
+            for name in dict.fromkeys(name for name, state in keeps if state in graph.pieces)
         }
         self._flat = [
             (
                 layout.slots[name],
-                [pool.master(state, *captured.state[state]) for state in states],
-                [kept.get((name, state)) for state in states],
+                [pool.master(*captured.state[state]) for state in states],
+                [keeps.get((name, state)) for state in states],
             )
             for name, states in flat.items()
         ]
         self.at_home = not (self._replicas or program.keeps)
-        """True if it reads state only at home, and keeps none."""
+        """True if the program reads state only at home, and keeps no replicas."""
 
     def fill(self) -> list[Any]:
-        """Return the tensors of the fed buffers, after bringing replicas up to date."""
-        return self.pool.fill(self._fed, self._masters, self._replicas)
+        """Return the tensors of the buffers that the program reads, after bringing replicas up to date."""
+        return self.pool.fill(self._read, self._masters, self._replicas)
 
     def swap(self, slots: Sequence[Any]) -> None:
-        """Keep the replicas that a call sent, once all its updates are written."""
+        """Keep the new replicas of a call, once all updates are written."""
         if self._single or self._flat:
-            kept = [(replica, slots[slot]) for replica, slot in self._single.items()]
+            replaced = [(replica, slots[slot]) for replica, slot in self._single.items()]
             for slot, masters, replicas in self._flat:
                 with torch.no_grad():
                     views = pieces(slots[slot], [master.owner[master.key] for master in masters])
-                kept += [(r, view) for r, view in zip(replicas, views) if r is not None]
-            self.pool.keep(kept)
+                replaced += [(r, view) for r, view in zip(replicas, views) if r is not None]
+            self.pool.keep(replaced)
 
 
 def _pinned(assembly: Assembly) -> set[str]:
@@ -378,7 +379,7 @@ def _pinned(assembly: Assembly) -> set[str]:
     if not graph.streamed or not assembly.devices or not pins_memory():
         return set()
     streamed = {*graph.streamed}
-    found = {
+    buffers = {
         step.src
         for _, step in program.steps()
         if isinstance(step, Copy)
@@ -388,5 +389,5 @@ def _pinned(assembly: Assembly) -> set[str]:
         and assembly.place(step.dst).type != "cpu"
     }
     memory = machine.device[machine.host].memory_bytes
-    total = sum(program.buffer[name].bytes for name in found)
-    return found if memory is None or total <= PINNED_SHARE * memory else set()
+    total = sum(program.buffer[name].bytes for name in buffers)
+    return buffers if memory is None or total <= PINNED_SHARE * memory else set()

@@ -19,13 +19,13 @@ STAGED = 2
 """Limit on flat buffers in flight."""
 
 
-def bring(tensors: Sequence[torch.Tensor], device: torch.device) -> tuple[list[torch.Tensor], int]:
-    """Copy tensors to `device`, with shapes and strides; return the copies and the number of transfers.
+def bring(tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    """Return copies of tensors on `device`, with their shapes and strides.
 
     Dense tensors of one dtype travel together in flat buffers, of which their copies stay parts. Trained and
     untrained tensors do not share one: they change at different times, and any part keeps a buffer alive.
     """
-    found: dict[int, torch.Tensor] = {}
+    copies: dict[int, torch.Tensor] = {}
     dense, sets = [], []
     for index, tensor in enumerate(tensors):
         if _dense(tensor):
@@ -38,13 +38,13 @@ def bring(tensors: Sequence[torch.Tensor], device: torch.device) -> tuple[list[t
         staged: list[torch.Tensor] = []
         for members in sets:
             if len(members) == 1:
-                found[members[0]] = tensors[members[0]].detach().to(device, copy=True)
+                copies[members[0]] = tensors[members[0]].detach().to(device, copy=True)
             else:
-                found.update(zip(members, _together([tensors[i] for i in members], device, staged)))
+                copies.update(zip(members, _together([tensors[i] for i in members], device, staged)))
         if device.type != "cpu":
             # The next call may run as a single lane on another stream, and would then not wait for this one.
             torch.accelerator.current_stream(device).synchronize()
-    return [found[index] for index in range(len(tensors))], len(sets)
+    return [copies[index] for index in range(len(tensors))]
 
 
 def _together(
@@ -68,8 +68,8 @@ def _together(
     storage = whole.untyped_storage()
     for tensor, start in zip(tensors, starts):
         # Each copy must not be a view to autograd, since views of one tensor share a version.
-        own = torch.empty(0, dtype=whole.dtype, device=device)
-        yield own.set_(storage, start, tensor.shape, tensor.stride())  # type: ignore[call-overload]
+        copy = torch.empty(0, dtype=whole.dtype, device=device)
+        yield copy.set_(storage, start, tensor.shape, tensor.stride())  # type: ignore[call-overload]
 
 
 def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

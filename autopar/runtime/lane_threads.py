@@ -15,7 +15,6 @@ from ..ir.device import kind_of
 from ..ir.program import Compute, Copy, Lane, Piece, Wait, tasks_of
 from . import thread_state
 from .bind_program import Assembly, LaneFunction
-from .gates import Gates
 from .lanes import accelerator
 from .lanes.emulated_clock import Clock
 from .lanes.host import HostLane
@@ -38,11 +37,44 @@ class _CallContext:
         return self._clock.lane()
 
     def recorder(self, lane: str) -> LaneRecorder:
-        """Return the recorder of a lane."""
+        """Return a new recorder of a lane."""
         assert self.recording is not None
-        made = self.assembly.lanes[lane].recorder(self.recording)
-        self.recording.lanes[lane] = made
-        return made
+        recorder = self.recording.lanes[lane] = self.assembly.lanes[lane].recorder(self.recording)
+        return recorder
+
+
+class _Cancelled(Exception):
+    """Raised in a lane that must stop because another one failed."""
+
+
+class _Gates:
+    """Locks of the lanes that wait for each event of a program, released when the event is recorded; and the failures
+    of the current call, in order, as (lane, error)."""
+
+    def __init__(self, assembly: Assembly) -> None:
+        self.failed: list[tuple[str, BaseException]] = []
+        self._locks: dict[str, dict[str, threading.Lock]] = {}
+        for event, lanes in assembly.waiters.items():
+            self._locks[event] = {lane: threading.Lock() for lane in lanes}
+            for lock in self._locks[event].values():
+                lock.acquire()
+
+    def names(self, lane: str) -> dict[str, Any]:
+        """Return the globals of a lane's code (`bind_program`)."""
+        names: dict[str, Any] = {"f": self.failed, "Cancelled": _Cancelled}
+        for number, locks in enumerate(self._locks.values()):
+            if lane in locks:
+                names[f"w{number}"] = locks[lane].acquire
+            names |= {f"r{number}_{place}": lock.release for place, lock in enumerate(locks.values())}
+        return names
+
+    def fail(self, lane: str, error: BaseException) -> None:
+        """Record a failure, then open every gate."""
+        self.failed.append((lane, error))
+        for locks in self._locks.values():
+            for lock in locks.values():
+                with contextlib.suppress(RuntimeError):
+                    lock.release()
 
 
 class Crew:
@@ -57,9 +89,9 @@ class Crew:
         self.assembly = assembly
         self.threads: list[ThreadPoolExecutor] = []
         """An executor of one thread for each lane but the caller's."""
-        self._gates = Gates(assembly.program)
+        self._gates = _Gates(assembly)
         self._functions: dict[tuple[str, bool], LaneFunction] = {}
-        self._own: HostLane | None = None
+        self._caller: HostLane | None = None
         self._busy = False
         self._others: list[tuple[HostLane, ThreadPoolExecutor]] | None = None
 
@@ -85,8 +117,8 @@ class Crew:
         try:
             assert self._others is not None
             jobs = [thread.submit(self._job(backend, slots, call)) for backend, thread in self._others]
-            if self._own is not None:
-                self._job(self._own, slots, call)()
+            if self._caller is not None:
+                self._job(self._caller, slots, call)()
             for job in jobs:
                 job.result()
         except BaseException as error:
@@ -101,9 +133,9 @@ class Crew:
 
     def alone(self) -> LaneFunction | None:
         """Return the code of the caller's lane if it is the only one, else None."""
-        if self._own is None or self._others:
+        if self._caller is None or self._others:
             return None
-        return self._function(self._own.lane.name, False)
+        return self._function(self._caller.lane.name, False)
 
     def stop(self) -> None:
         """Stop the threads."""
@@ -135,10 +167,10 @@ class Crew:
             for backend in assembly.lanes.values()
             if weight(backend)[1] and (backend.device.type != "cpu" or counts[backend] == threads)
         ]
-        self._own = max(able, key=weight, default=None)
+        self._caller = max(able, key=weight, default=None)
         others = []
         for name, backend in assembly.lanes.items():
-            if backend is not self._own:
+            if backend is not self._caller:
                 self.threads.append(
                     ThreadPoolExecutor(1, initializer=_begin, initargs=(name, counts[backend]))
                 )
@@ -153,19 +185,19 @@ class Crew:
 
     def _function(self, lane: str, recorded: bool) -> LaneFunction:
         if (lane, recorded) not in self._functions:
-            self._functions[lane, recorded] = self.assembly.function(lane, recorded, self._gates)
+            self._functions[lane, recorded] = self.assembly.function(lane, recorded, self._gates.names(lane))
         return self._functions[lane, recorded]
 
     def _job(self, backend: HostLane, slots: list[Any], call: _CallContext) -> Callable[[], None]:
         name, gates = backend.lane.name, self._gates
         function = self._function(name, call.recording is not None)
-        own = backend is self._own
-        types = self.assembly.types if own else ()
+        caller = backend is self._caller
+        types = self.assembly.types if caller else ()
 
         def run() -> None:
             try:
                 with contextlib.ExitStack() as stack:
-                    if not own:
+                    if not caller:
                         thread_state.entered.stack = call.entered
                     thread_state.enter(stack, call.inference, types)
                     backend.enter(stack)
@@ -179,15 +211,15 @@ class Crew:
         lane, error = self._gates.failed[0]
         # An exception raised from outside may have left a thread in any state.
         self._abandon()
-        own = self._own is not None and lane == self._own.lane.name
-        found = failure(self.assembly, lane, error, own)
+        caller = self._caller is not None and lane == self._caller.lane.name
+        failed = failure(self.assembly, lane, error, caller)
         try:
-            if found is error:
-                raise found
-            raise found from error
+            if failed is error:
+                raise failed
+            raise failed from error
         finally:
             # The error refers to this frame, whose locals would keep the executor and its threads alive.
-            del error, found
+            del error, failed
 
     def _abandon(self) -> None:
         """Stop every lane, whatever its state, and restore the state before the first call."""
@@ -206,7 +238,7 @@ class Crew:
         self._others = None
         self._busy = False
         self._gates.failed.clear()
-        self._gates = Gates(self.assembly.program)
+        self._gates = _Gates(self.assembly)
         self._functions.clear()
 
 
@@ -250,20 +282,19 @@ def _begin(lane: str, threads: int) -> None:
 SHOWN = 5
 """Limit on the tasks that are named as possible sources of an error."""
 
-
 _ASSERT = "aten._assert_async."
 """Target of the task of an `assert` on a tensor."""
 
 
-def failure(assembly: Assembly, name: str, error: BaseException, own: bool) -> BaseException:
-    """Return the exception to raise for an error in lane `name`; `own`: the lane runs in the caller's thread.
+def failure(assembly: Assembly, name: str, error: BaseException, caller: bool) -> BaseException:
+    """Return the exception to raise for an error in lane `name`; `caller`: the lane runs in the caller's thread.
 
     An interrupt of the caller is returned unchanged; any other error becomes a RunError, also of its own class.
     """
     lane = assembly.lanes[name].lane
     index = assembly.step_of(name, error.__traceback__)
     step = lane.steps[index] if index >= 0 else None
-    if own and not isinstance(error, Exception):
+    if caller and not isinstance(error, Exception):
         return error
     what = f"lane {name}"
     if isinstance(step, Compute):
@@ -277,16 +308,15 @@ def failure(assembly: Assembly, name: str, error: BaseException, own: bool) -> B
         what = f"the kernel of {len(step.tasks)} tasks from {first}"
     elif isinstance(step, Copy):
         what = f"the copy of {step.src} to {step.dst}"
-    found = f"{what} failed on {lane.device} (lane {name}): {type(error).__name__}: {error}"
+    text = f"{what} failed on {lane.device} (lane {name}): {type(error).__name__}: {error}"
     # A lane that fails while it waits for an event reports an error of the lane that records the event.
-    waited = assembly.gates.recorder[step.event] if isinstance(step, Wait) else lane.name
-    source = assembly.program.lane[waited]
+    source = assembly.program.lane[assembly.recorder[step.event]] if isinstance(step, Wait) else lane
     kind = assembly.torch_device(source.device).type
     if kind == "cpu" or not isinstance(error, RuntimeError) or isinstance(error, torch.OutOfMemoryError):
-        return RunError.like(error, found)
+        return RunError.like(error, text)
     if isinstance(step, Compute | Piece) and not isinstance(error, torch.AcceleratorError):
         return RunError.like(
-            error, f"{found} (or a task launched before it there did: accelerators report errors late)"
+            error, f"{text} (or a task launched before it there did: accelerators report errors late)"
         )
     launched = _launched(assembly, source, index if source is lane else len(source.steps))
     return RunError(

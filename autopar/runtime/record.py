@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 
@@ -28,26 +28,22 @@ log = logging.getLogger("autopar")
 
 
 class _Account:
-    """Bytes of live storages on one device over time; a storage lives as long as any tensor on it."""
+    """Bytes of live storages on one device over time; a storage lives as long as any of its tensors."""
 
     def __init__(self, origin: float) -> None:
         self._origin = origin
-        # A garbage collection inside `add` may call `_gone` on the same thread.
+        # A garbage collection inside `hold` may call `_free` on the same thread.
         self._lock = threading.RLock()
         self._alive: dict[int, list[int]] = {}
-        self._watched: dict[int, weakref.ref[torch.Tensor]] = {}
-        self._next = 0
+        self._closed = False
         self.bytes = 0
         self.steps: list[tuple[float, int]] = []
 
     def add(self, tensor: Any) -> None:
         """Count a tensor until it is freed."""
         pointer = self.hold(tensor)
-        if pointer is None:
-            return
-        with self._lock:
-            number, self._next = self._next, self._next + 1
-        self._watched[number] = weakref.ref(tensor, lambda _: self._gone(number, pointer))
+        if pointer is not None:
+            weakref.finalize(tensor, self._free, pointer).atexit = False
 
     def hold(self, tensor: Any) -> int | None:
         """Count a tensor that exists before the call until the call ends; return the address of its memory, None if it
@@ -64,20 +60,18 @@ class _Account:
                 self._change(entry[1])
         return storage.data_ptr()
 
-    def _gone(self, number: int, pointer: int) -> None:
+    def _free(self, pointer: int) -> None:
         with self._lock:
-            self._watched.pop(number, None)
-            entry = self._alive.get(pointer)
-            if entry is None:
-                return
+            entry = self._alive[pointer]
             entry[0] -= 1
-            if entry[0] == 0:
+            if not entry[0]:
                 del self._alive[pointer]
                 self._change(-entry[1])
 
     def _change(self, count: int) -> None:
         self.bytes += count
-        self.steps.append((max(0.0, time.perf_counter() - self._origin), self.bytes))
+        if not self._closed:
+            self.steps.append((max(0.0, time.perf_counter() - self._origin), self.bytes))
 
     def restart(self, origin: float) -> None:
         """Make the current time second 0."""
@@ -86,8 +80,7 @@ class _Account:
 
     def close(self) -> None:
         """Stop counting: the caller's use of the results is outside the call."""
-        with self._lock:
-            self._watched.clear()
+        self._closed = True
 
 
 def title(step: Step, graph: Graph) -> str:
@@ -101,12 +94,6 @@ def title(step: Step, graph: Graph) -> str:
     return f"{step.src} to {step.dst}" if isinstance(step, Copy) else ""
 
 
-@functools.cache
-def nvtx() -> Any:
-    """Return torch's NVTX ranges; None if torch was built without them or there is no CUDA device."""
-    return torch.cuda.nvtx if torch.cuda.is_available() else None
-
-
 class LaneRecorder:
     """Start and end of each step of one lane, in seconds of `time.perf_counter`, and the steps' outputs.
 
@@ -117,7 +104,8 @@ class LaneRecorder:
     def __init__(self, lane: Lane, recording: CallRecord) -> None:
         self.lane, self.recording = lane, recording
         self.spans: list[tuple[int, Any, Any]] = []
-        self._nvtx = nvtx()
+        # Ranges for Nsight.
+        self._nvtx: Any = torch.cuda.nvtx if torch.cuda.is_available() else None
         self._open = self._began = cast(Any, None)
 
     def begin(self, index: int) -> None:
@@ -129,14 +117,14 @@ class LaneRecorder:
         self._open.__enter__()
         self._began = self.now()
 
-    def end(self, index: int, *made: Any) -> None:
-        """Note the end of step `index` and the tensors that it made."""
+    def end(self, index: int, *outputs: Any) -> None:
+        """Note the end of step `index` and its outputs."""
         self.spans.append((index, self._began, self.now()))
         self._open.__exit__(None, None, None)
         if self._nvtx is not None:
             self._nvtx.range_pop()
         account = self.recording.account(self.lane.steps[index])
-        for tensor in made:
+        for tensor in outputs:
             account.add(tensor)
 
     def now(self) -> Any:
@@ -210,11 +198,11 @@ class CallRecord:
             lane = recorder.lane
             compute = functools.partial(Span, lane.name, lane.device, "compute")
             if isinstance(step, Copy):
-                source, made = self.program.buffer[step.src], self.program.buffer[step.dst]
-                begun = min(start, ready.get(step.src, 0.0))
+                source, target = self.program.buffer[step.src], self.program.buffer[step.dst]
                 spans.append(
-                    Span(lane.name, lane.device, "copy", made.value, start, end, src=source.device, dst=made.device,
-                         bytes=made.bytes, ready=begun, called=words.value(made.value))
+                    Span(lane.name, lane.device, "copy", target.value, start, end, src=source.device,
+                         dst=target.device, bytes=target.bytes, ready=min(start, ready.get(step.src, 0.0)),
+                         called=words.value(target.value))
                 )  # fmt: skip
                 continue
             task = graph.task[tasks_of(step)[0]]
@@ -252,7 +240,7 @@ def scaled(timeline: Timeline, factor: float) -> Timeline:
 
 
 class Recording:
-    """The timelines of the calls within `with fast.record() as timeline`; its attributes are those of the last one."""
+    """The timelines of the calls within `with fast.record() as timeline`."""
 
     def __init__(self) -> None:
         self.calls: list[Timeline] = []
@@ -271,8 +259,8 @@ class Recording:
     def counted(self) -> list[Timeline]:
         """Valid calls: all except those in which emulated work could not keep its declared clock, and those on a
         faster clock than the last."""
-        kept = [timeline for timeline in self.calls if not timeline.needs_slow_down]
-        return [timeline for timeline in kept if timeline.label == kept[-1].label]
+        valid = [timeline for timeline in self.calls if not timeline.needs_slow_down]
+        return [timeline for timeline in valid if timeline.label == valid[-1].label]
 
     @property
     def median(self) -> Timeline:
@@ -294,39 +282,31 @@ class Recording:
         return self.median._repr_html_() if self.calls else None
 
 
-class _Clocked(Protocol):
-    """A plan and the executor of its program, whose declared clock can be slowed down."""
-
-    @property
-    def plan(self) -> Plan: ...
-    @property
-    def executor(self) -> Any: ...
-    def slower(self, slow_down: float) -> None: ...
-
-
 class Recorded:
     """Base class for objects whose calls can be recorded. During a `recording`, each call adds its timeline
     to it; `timeline` is the last.
 
     If a recorded call falls behind its declared clock and the user has not set the slow-down of `machine`,
-    the clock is slowed down for later calls.
+    the clock is slowed down for later calls. `prepared`: a plan with its executor (`session.stages.Prepared`).
     """
 
     machine: Machine
     recording: Recording | None = None
     timeline: Timeline | None = None
 
-    def executed(self, prepared: _Clocked, inputs: Sequence[Any]) -> list[Any]:
+    def executed(self, prepared: Any, inputs: Sequence[Any]) -> list[Any]:
         """Return the outputs of one call, measured during a recording."""
         recording = self.recording
-        outputs, timeline = prepared.executor.run(inputs, recording is not None)
-        if recording is not None and timeline is not None:
-            recording.calls.append(timeline)
-            self.timeline = timeline
-            self.keep_up(prepared, timeline)
+        if recording is None:
+            outputs: list[Any] = prepared.executor(inputs)
+            return outputs
+        outputs, timeline = prepared.executor.run(inputs)
+        recording.calls.append(timeline)
+        self.timeline = timeline
+        self.keep_up(prepared, timeline)
         return outputs
 
-    def keep_up(self, prepared: _Clocked, timeline: Timeline) -> None:
+    def keep_up(self, prepared: Any, timeline: Timeline) -> None:
         """Slow the clock down as far as `timeline` requires, unless the user has set it."""
         needed = timeline.needs_slow_down
         if not self.machine.slow_down and needed > prepared.plan.costed.machine.slow_down:

@@ -24,8 +24,8 @@ def _stepped(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     pools = tuple(_pools)
     if pools:
         written = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        state = (held for held in optimizer.state.values() if isinstance(held, Mapping))
-        written.update(id(item) for held in state for item in held.values())
+        state = (entry for entry in optimizer.state.values() if isinstance(entry, Mapping))
+        written.update(id(item) for entry in state for item in entry.values())
         for pool in pools:
             pool.written(written)
 
@@ -43,40 +43,28 @@ def _in_pinned_memory(tensor: torch.Tensor) -> torch.Tensor:
             return tensor.detach()
 
 
-class _Master:
-    """A state value at its home, `owner[key]`, and its `weights`, the fingerprint. `stamp` grows with each change that
-    `look` sees."""
+class _Master(Weights):
+    """The fingerprint of a state value at its home, `owner[key]`. `stamp` grows with each change that `look` sees."""
 
-    __slots__ = ("__weakref__", "key", "known", "name", "owner", "stamp", "weights")
+    def __init__(self, owner: Mapping[str, Any], key: str) -> None:
+        super().__init__([(owner, key)])
+        self.owner, self.key = owner, key
+        self.stamp = 0
 
-    def __init__(self, name: str, owner: Mapping[str, Any], key: str) -> None:
-        self.name, self.owner, self.key = name, owner, key
-        self.weights: Weights | None = None
-        self.stamp, self.known = 0, 0
-
-    @property
-    def tensor(self) -> Any:
-        """The tensor that `look` saw last."""
-        return self.weights.tensors[0] if self.weights is not None else None
-
-    def look(self) -> int:
-        """Return the current stamp of the tensor."""
-        if self.weights is None:
-            self.weights = Weights([(self.owner, self.key)])
-            self.stamp += 1
-        elif not self.weights.unchanged():
-            self.weights.record()
-            self.stamp += 1
-        return self.stamp
+    def look(self) -> bool:
+        """Record the tensor if it has changed; return True if it has."""
+        if self.unchanged():
+            return False
+        self.record()
+        self.stamp += 1
+        return True
 
 
 class _Replica:
-    """The copy of a state value on a device, never written to; `stamp` is that of the master when it was made.
+    """The copy of a state value on a device, never written to; `stamp` is the stamp of the master when it was copied.
 
     pinned: in pinned memory of the host, from which an accelerator copies at full speed and without the host.
     """
-
-    __slots__ = ("__weakref__", "device", "master", "pinned", "place", "stamp", "tensor")
 
     def __init__(self, master: _Master, device: str, place: torch.device, pinned: bool) -> None:
         self.master, self.device, self.place, self.pinned = master, device, place, pinned
@@ -89,7 +77,7 @@ class Replicas:
 
     A replica exists as long as any program uses it. It is never written to, since a running call, or a later
     backward, may read it. A change of the master is detected as `Weights` says; after writes that leave no trace, call
-    `forget`. `transfers`: how many `fill` made.
+    `forget`.
     """
 
     def __init__(self) -> None:
@@ -98,73 +86,69 @@ class Replicas:
         self._copies: weakref.WeakValueDictionary[tuple[int, str, str, bool], _Replica] = (
             weakref.WeakValueDictionary()
         )
-        # For each accelerator, the callers' streams, each with its event after the last replicas it kept.
-        self._streams: dict[torch.device, dict[torch.Stream, torch.Event | None]] = {}
-        self.transfers = 0
-        self._watched: weakref.WeakSet[Weights] = weakref.WeakSet()
+        # The callers' streams of each accelerator.
+        self._streams: dict[torch.device, set[torch.Stream]] = {}
+        self._fingerprints: weakref.WeakSet[Weights] = weakref.WeakSet()
         self.kernels: weakref.WeakKeyDictionary[Any, Mapping[str, int]] = weakref.WeakKeyDictionary()
         """Bytes on each device that the kernels of each program may take, most of them copies of the state."""
         _pools.add(self)
 
-    def master(self, name: str, owner: Mapping[str, Any], key: str) -> _Master:
-        """Return the master of the state `name`, which is `owner[key]`."""
+    def master(self, owner: Mapping[str, Any], key: str) -> _Master:
+        """Return the fingerprint of the state `owner[key]`."""
         with self._lock:
-            found = self._masters.get((id(owner), key))
-            if found is None:
-                found = self._masters[id(owner), key] = _Master(name, owner, key)
-            return found
+            master = self._masters.get((id(owner), key))
+            if master is None:
+                master = self._masters[id(owner), key] = _Master(owner, key)
+                self._fingerprints.add(master)
+            return master
 
     def replica(self, master: _Master, device: str, place: torch.device, pinned: bool = False) -> _Replica:
         """Return the replica of a state on `device`, shared by all programs; its tensor is on `place`."""
         key = id(master.owner), master.key, device, pinned
         with self._lock:
-            found = self._copies.get(key)
-            if found is None:
-                found = self._copies[key] = _Replica(master, device, place, pinned)
-            return found
+            replica = self._copies.get(key)
+            if replica is None:
+                replica = self._copies[key] = _Replica(master, device, place, pinned)
+            return replica
 
     def fill(
         self,
-        fed: Iterable[_Master | _Replica],
+        reads: Iterable[_Master | _Replica],
         masters: Iterable[_Master],
         copies: Iterable[_Replica],
     ) -> list[Any]:
-        """Bring `copies` (of all `masters`) up to date; return the tensors of `fed`."""
+        """Bring `copies` (of all `masters`) up to date; return the tensors of `reads`."""
         with self._lock:
             if not self._copies:
                 # Nothing to compare them with. To look would keep tensors alive that are replaced later.
-                return [each.owner[each.key] for each in fed if isinstance(each, _Master)]
-            self._give_up(masters)
+                return [each.owner[each.key] for each in reads if isinstance(each, _Master)]
+            if sum(master.look() for master in masters):
+                self._drop_outdated()
             stale = [copy for copy in copies if copy.stamp != copy.master.stamp]
             if stale:
                 self._refresh(stale)
-            return [each.tensor for each in fed]
+            return [each.tensor for each in reads]
 
-    def keep(self, kept: Iterable[tuple[_Replica, torch.Tensor]]) -> None:
+    def keep(self, replicas: Iterable[tuple[_Replica, torch.Tensor]]) -> None:
         """Keep tensors as replicas of state whose masters have just got the same values."""
         with self._lock:
-            for copy, tensor in kept:
-                self._take(copy, tensor, copy.master.look())
-            for device, streams in self._streams.items():
-                queue = torch.accelerator.current_stream(device)
-                streams[queue] = queue.record_event()
+            for copy, tensor in replicas:
+                copy.master.look()
+                self._take(copy, tensor)
+            self._drop_outdated()
 
     def enter(self, devices: Iterable[torch.device]) -> None:
-        """Begin a call on accelerators: make the caller's streams wait for replicas made on other streams."""
+        """Note that a call from the current streams of these accelerators may read replicas."""
         with self._lock:
             for device in devices:
-                queue = torch.accelerator.current_stream(device)
-                streams = self._streams.setdefault(device, {})
-                for other, event in streams.items():
-                    if event is not None and other != queue:
-                        queue.wait_event(event)
-                streams.setdefault(queue, None)
+                self._streams.setdefault(device, set()).add(torch.accelerator.current_stream(device))
 
     def watch(self, places: Sequence[tuple[Mapping[str, Any], str]]) -> Weights:
-        """Return the fingerprint of state, which also expires by `forget` and `written`."""
+        """Return the fingerprint of the current state, which also expires by `forget` and `written`."""
         weights = Weights(places)
+        weights.record()
         with self._lock:
-            self._watched.add(weights)
+            self._fingerprints.add(weights)
         return weights
 
     def forget(self) -> None:
@@ -174,10 +158,8 @@ class Replicas:
     def written(self, tensors: Collection[int] | None) -> None:
         """Copy tensors with these ids again before they are next read; all if None."""
         with self._lock:
-            masters = [master.weights for master in self._masters.values()]
-            for weights in (*masters, *self._watched):
-                if weights is not None:
-                    weights.expire(tensors)
+            for weights in self._fingerprints:
+                weights.expire(tensors)
 
     def there(self) -> list[tuple[str, torch.Tensor]]:
         """Return the existing replicas, read or not, each with its device. Those in pinned memory are left
@@ -190,16 +172,11 @@ class Replicas:
         """Reset in a forked child, where a missing thread may hold the lock."""
         self._lock = threading.RLock()
 
-    def _give_up(self, masters: Iterable[_Master]) -> None:
-        """Drop the outdated replicas of masters, including those that only other programs read."""
-        changed = False
-        for master in masters:
-            if master.look() != master.known:
-                master.known, changed = master.stamp, True
-        if changed:
-            for copy in self._copies.values():
-                if copy.tensor is not None and copy.stamp != copy.master.stamp:
-                    self._put(copy, None, -1)
+    def _drop_outdated(self) -> None:
+        """Drop outdated replicas, including those that only other programs read."""
+        for copy in self._copies.values():
+            if copy.tensor is not None and copy.stamp != copy.master.stamp:
+                self._put(copy, None, -1)
 
     def _refresh(self, stale: Sequence[_Replica]) -> None:
         places: dict[str, list[_Replica]] = {}
@@ -209,19 +186,18 @@ class Replicas:
                 continue
             places.setdefault(copy.device, []).append(copy)
         for copies in places.values():
-            tensors, count = bring([copy.master.tensor for copy in copies], copies[0].place)
-            self.transfers += count
+            tensors = bring([copy.master.tensor for copy in copies], copies[0].place)
             for copy, tensor in zip(copies, tensors):
                 copy.tensor, copy.stamp = tensor, copy.master.stamp
 
-    def _take(self, copy: _Replica, tensor: torch.Tensor, stamp: int) -> None:
-        form = copy.master.owner[copy.master.key]
+    def _take(self, copy: _Replica, tensor: torch.Tensor) -> None:
+        form = copy.master.tensor
         if (tensor.shape, tensor.dtype) != (form.shape, form.dtype):
             return
         if tensor.is_inference():
             with torch.inference_mode(False):
                 tensor = tensor.clone()
-        self._put(copy, tensor, stamp)
+        self._put(copy, tensor, copy.master.stamp)
 
     def _put(self, copy: _Replica, tensor: torch.Tensor | None, stamp: int) -> None:
         old, copy.tensor, copy.stamp = copy.tensor, tensor, stamp

@@ -17,7 +17,7 @@ _attributes, _called = attrgetter("_version", "shape", "dtype"), methodcaller("_
 
 
 class Weights:
-    """The state `owner[key]` of each place, as it was when last recorded.
+    """The fingerprint of the state `owner[key]` of each place, as it was when last recorded.
 
     A change is detected by identity, version, address, sizes, strides, dtype and bits of a tensor, by an optimizer's
     step or `Replicas.forget` (`expire`), and by a few elements of each tensor on the host: a write without another
@@ -29,7 +29,8 @@ class Weights:
 
     def __init__(self, places: Sequence[tuple[Mapping[str, Any], str]]) -> None:
         self.places = [*places]
-        self.record()
+        self._expired = True
+        self._state: Any = [], None, [], [], []
 
     def record(self) -> None:
         """Record the current state."""
@@ -43,14 +44,14 @@ class Weights:
         views: dict[Any, list[Any]] = {}
         for view in filter(lambda view: view is not None, map(_sample, strided if fixed else ())):
             views.setdefault((view.dtype, view.shape[1]), []).append(view)
-        samples = [(own, numpy.concatenate(own).tobytes()) for own in views.values()]
+        samples = [(rows, numpy.concatenate(rows).tobytes()) for rows in views.values()]
         attributes = [*map(_attributes, tensors)] if fixed else None
         # At once, since another thread may check meanwhile.
-        self._seen = tensors, attributes, forms, [*map(_called, forms)], samples
+        self._state = tensors, attributes, forms, [*map(_called, forms)], samples
 
     def unchanged(self) -> bool:
         """Return True if nothing has changed."""
-        tensors, attributes, forms, values, samples = self._seen
+        tensors, attributes, forms, values, samples = self._state
         if self._expired or attributes is None:
             return False
         for (owner, key), tensor in zip(self.places, tensors):
@@ -62,15 +63,15 @@ class Weights:
         return all(numpy.concatenate(views).tobytes() == known for views, known in samples)
 
     @property
-    def tensors(self) -> list[Any]:
-        """The recorded tensors."""
-        return self._seen[0]
+    def tensor(self) -> Any:
+        """The first recorded tensor."""
+        return self._state[0][0]
 
     def expire(self, written: Collection[int] | None = None) -> None:
         """Count as changed until recorded again; only if a tensor, or what it is a view of, has one of the ids
         `written`, if these are given."""
         if written is None or any(
-            id(tensor) in written or id(tensor._base) in written for tensor in self.tensors
+            id(tensor) in written or id(tensor._base) in written for tensor in self._state[0]
         ):
             self._expired = True
 

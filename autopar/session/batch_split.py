@@ -22,7 +22,7 @@ from ..transform.feature_split import Price, feature_cuts
 from ..transform.rematerialize import recomputed
 from ..transform.rewrites import with_own_views
 from ..transform.row_sums import single_valued, summed
-from ..transform.split import allot, even, fitting, shares, split
+from ..transform.split import allot, allot_within_caps, even, shares, split
 from .options import Options
 
 log = logging.getLogger("autopar")
@@ -200,9 +200,9 @@ def _by_room(
         name: 1 / time for name in machine.device if (time := singles.get(name) or _alone(costed, name))
     }
     for group in _groups(speeds, machine):
-        found = _fitting(graph, price, batch_norm, machine, group)
-        if found is not None:
-            yield found
+        fitted = _fitting(graph, price, batch_norm, machine, group)
+        if fitted is not None:
+            yield fitted
 
 
 def _groups(speeds: dict[str, float], machine: Machine) -> list[dict[str, float]]:
@@ -215,7 +215,7 @@ def _fitting(
     graph: Graph, price: Price, batch_norm: str, machine: Machine, speeds: Mapping[str, float]
 ) -> tuple[CostedGraph, Policy] | None:
     """Return the graph split in shares that fit on devices of these speeds, and the policy that places the parts."""
-    names, made = [*speeds], dict[tuple[int, ...], CostedGraph]()
+    names, costed_cuts = [*speeds], dict[tuple[int, ...], CostedGraph]()
 
     def peaks(rows: tuple[int, ...]) -> list[int] | None:
         try:
@@ -224,14 +224,18 @@ def _fitting(
             return None
         if not cut.split:
             return None
-        made[rows] = price(cut)
-        lifted = replace(made[rows], machine=machine.uncapped)
+        costed_cuts[rows] = price(cut)
+        lifted = replace(costed_cuts[rows], machine=machine.uncapped)
         peak = {memory.device: memory.peak for memory in place(lifted, _parts_on(names, rows)).memory}
         return [peak[name] for name in names]
 
     caps = [machine.device[name].memory_bytes for name in names]
-    rows = fitting(batch_of(graph) or 0, tuple(speeds.values()), caps, peaks) if len(names) > 1 else None
-    return None if rows is None else (made[rows], _parts_on(names, rows))
+    rows = (
+        allot_within_caps(batch_of(graph) or 0, tuple(speeds.values()), caps, peaks)
+        if len(names) > 1
+        else None
+    )
+    return None if rows is None else (costed_cuts[rows], _parts_on(names, rows))
 
 
 def _alone(costed: CostedGraph, device: str) -> float:
@@ -312,11 +316,13 @@ def candidates(
     if batch is None or batch < 2:
         return []
     lanes = sum(device.lanes for device in machine.devices)
-    found = [even(batch, parts) for parts in range(2, min(lanes, batch, 8) + 1)]
+    row_counts = [even(batch, parts) for parts in range(2, min(lanes, batch, 8) + 1)]
     speeds = {name: 1 / time for name, time in singles.items() if time}
-    found += [shares(batch, tuple(group.values())) for group in _groups(speeds, machine) if len(group) > 1]
+    row_counts += [
+        shares(batch, tuple(group.values())) for group in _groups(speeds, machine) if len(group) > 1
+    ]
     room = max(1, LARGEST_SPLIT_GRAPH // max(1, len(graph.tasks)))
-    return [sizes for sizes in dict.fromkeys(found) if 1 < len(sizes) <= room]
+    return [sizes for sizes in dict.fromkeys(row_counts) if 1 < len(sizes) <= room]
 
 
 def _parts_on(
@@ -330,14 +336,14 @@ def _parts_on(
     def policy(costed: CostedGraph) -> dict[str, str]:
         graph, rest = costed.graph, costed.machine.host if len(names) > 1 else names[0]
         place = dict(zip(dict.fromkeys(task.part for task in graph.tasks if task.part), names))
-        found: dict[str, str] = {}
+        devices_of: dict[str, str] = {}
         for task in graph.tasks:
             device = place.get(task.part, rest)
             able = costed.cost[task.name].seconds
             if able[costed.index[device]] is None or task.phase == "update" or task.target == SUM:
                 continue
-            found[task.name] = device
-        return found
+            devices_of[task.name] = device
+        return devices_of
 
     policy.title = title  # type: ignore[attr-defined]
     return policy

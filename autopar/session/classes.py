@@ -36,18 +36,18 @@ def _mixed(form: type[Any], kind: type[nn.Module], shown: type) -> type[Any]:
         """Return a plain model: `self.__class__(…)` in a method of the model, such as a slice of nn.Sequential."""
         return kind(*args, **kwargs)
 
-    own: dict[str, Any] = {
+    members: dict[str, Any] = {
         "__module__": shown.__module__,
         "__qualname__": shown.__qualname__,
         "__new__": plain,
     }
     # The forward of a scripted module is not a Python function.
     if inspect.isfunction(inspect.getattr_static(kind, "forward")):
-        own["forward"] = _Forward(form.forward, kind)
+        members["forward"] = _Forward(form.forward, kind)
     for name in _computing(kind):
         if inspect.isfunction(inspect.getattr_static(kind, name, None)):
-            own.setdefault(name, _counted(name, kind))
-    return types.new_class(shown.__name__, (form, kind), exec_body=lambda names: names.update(own))
+            members.setdefault(name, _counted(name, kind))
+    return types.new_class(shown.__name__, (form, kind), exec_body=lambda names: names.update(members))
 
 
 class _Forward:

@@ -28,24 +28,24 @@ LIMIT = {
 """Tolerance of max|Δ| ÷ max|reference| for each dtype; everything else must be equal."""
 
 
-def error(found: Any, reference: Any, floor: float = 0.0) -> float:
+def error(result: Any, reference: Any, floor: float = 0.0) -> float:
     """Return max|Δ| ÷ max|reference|; NaN and infinities equal themselves; inf if shape, dtype or kind differ.
 
     If all of the reference is finite, the divisor is at least `floor`.
     """
-    if not isinstance(reference, torch.Tensor) or not isinstance(found, torch.Tensor):
-        return 0.0 if type(found) is type(reference) and found == reference else float("inf")
-    if found.shape != reference.shape or found.dtype != reference.dtype:
+    if not isinstance(reference, torch.Tensor) or not isinstance(result, torch.Tensor):
+        return 0.0 if type(result) is type(reference) and result == reference else float("inf")
+    if result.shape != reference.shape or result.dtype != reference.dtype:
         return float("inf")
     if reference.numel() == 0:
         return 0.0
-    found, reference = found.detach(), reference.detach().to(found.device)
-    if found.layout is not torch.strided:
-        found, reference = found.to_dense(), reference.to_dense()
+    result, reference = result.detach(), reference.detach().to(result.device)
+    if result.layout is not torch.strided:
+        result, reference = result.to_dense(), reference.to_dense()
     if not (reference.is_floating_point() or reference.is_complex()):
-        return 0.0 if torch.equal(found, reference) else float("inf")
+        return 0.0 if torch.equal(result, reference) else float("inf")
     wide = torch.complex128 if reference.is_complex() else torch.float64
-    a, b = found.to(wide), reference.to(wide)
+    a, b = result.to(wide), reference.to(wide)
     finite = torch.isfinite(b)
     if not bool(finite.all()):
         if not torch.equal(torch.nan_to_num(a[~finite], nan=7.0), torch.nan_to_num(b[~finite], nan=7.0)):
@@ -60,24 +60,24 @@ def error(found: Any, reference: Any, floor: float = 0.0) -> float:
     return delta / scale if scale else (0.0 if delta == 0 else float("inf"))
 
 
-def distance(found: Any, reference: Any) -> float:
+def distance(result: Any, reference: Any) -> float:
     """Return max|Δ| of two floating-point tensors; inf if one is not finite, or shape, dtype or kind differ."""
-    if not isinstance(reference, torch.Tensor) or not isinstance(found, torch.Tensor):
+    if not isinstance(reference, torch.Tensor) or not isinstance(result, torch.Tensor):
         return float("inf")
-    if (found.shape, found.dtype) != (reference.shape, reference.dtype) or reference.dtype not in LIMIT:
+    if (result.shape, result.dtype) != (reference.shape, reference.dtype) or reference.dtype not in LIMIT:
         return float("inf")
     if not reference.numel():
         return 0.0
-    delta = float((widen(found.detach()) - widen(reference.detach()).to(found.device)).abs().max())
+    delta = float((widen(result.detach()) - widen(reference.detach()).to(result.device)).abs().max())
     return delta if delta == delta else float("inf")
 
 
-def difference(found: Any, reference: Any, allowed: float) -> str:
+def difference(result: Any, reference: Any, allowed: float) -> str:
     """Return the difference of two results as text: kind, dtype or shape, or the error and the tolerance `allowed`."""
-    for ours, eager in zip(_form(found), _form(reference)):
+    for ours, eager in zip(_form(result), _form(reference)):
         if ours != eager:
             return f"{ours}, not {eager}"
-    return f"error {error(found, reference):.2g}, allowed {allowed:.2g}"
+    return f"error {error(result, reference):.2g}, allowed {allowed:.2g}"
 
 
 def _form(item: Any) -> tuple[str, str, str]:
@@ -146,11 +146,14 @@ def widen(value: Any) -> Any:
     return value
 
 
-def no_worse(found: Any, eager: Any, wide: Any, floor: float = 0.0) -> bool:
-    """Return True if `found` has eager's dtype, and at most twice eager's error relative to the float64 result."""
-    if not all(isinstance(item, torch.Tensor) for item in (found, eager, wide)) or found.dtype != eager.dtype:
+def no_worse(result: Any, eager: Any, wide: Any, floor: float = 0.0) -> bool:
+    """Return True if `result` has eager's dtype, and at most twice eager's error relative to the float64 result."""
+    if (
+        not all(isinstance(item, torch.Tensor) for item in (result, eager, wide))
+        or result.dtype != eager.dtype
+    ):
         return False
-    return error(widen(found), wide, floor) <= 2 * error(widen(eager), wide, floor) + 1e-12
+    return error(widen(result), wide, floor) <= 2 * error(widen(eager), wide, floor) + 1e-12
 
 
 def interpret(
@@ -160,8 +163,8 @@ def interpret(
     autograd and autocast."""
     for task in graph.tasks:
         with torch.no_grad(), casting.off({"cpu", device.type}):
-            made = resolve.called(task, resolve.target(task.target, calls), values.__getitem__, device)
-        for name, value in zip(task.outputs, made if task.unpack else (made,)):
+            results = resolve.called(task, resolve.target(task.target, calls), values.__getitem__, device)
+        for name, value in zip(task.outputs, results if task.unpack else (results,)):
             values[name] = value
         yield task
 
@@ -173,7 +176,7 @@ class Snapshot:
         self.captured = captured
         self.tensors = captured.flatten(args)
         mutated = captured.graph.mutated
-        self.before = {name: apart(tensor) for name, tensor in self.live().items() if name in mutated}
+        self.before = {name: detached_copy(tensor) for name, tensor in self.live().items() if name in mutated}
         self.random = self.drawn = generators()
 
     def live(self) -> dict[str, torch.Tensor]:
@@ -206,7 +209,7 @@ def present(captured: Captured, tensors: Sequence[torch.Tensor] = ()) -> dict[st
     return {**state, **dict(zip(captured.graph.inputs, tensors))}
 
 
-def apart(leaf: Any) -> Any:
+def detached_copy(leaf: Any) -> Any:
     """Return a tensor in its own memory, without history; other values unchanged."""
     return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
 
@@ -214,15 +217,15 @@ def apart(leaf: Any) -> Any:
 @contextmanager
 def untouched(root: nn.Module) -> Iterator[None]:
     """Within the block, let a module write to copies of its buffers; then restore these and all generators."""
-    held, random = {module: dict(module._buffers) for module in root.modules()}, generators()
-    copies = {id(each): apart(each) for buffers in held.values() for each in buffers.values()}
-    for module, buffers in held.items():
+    buffers_of, random = {module: dict(module._buffers) for module in root.modules()}, generators()
+    copies = {id(each): detached_copy(each) for buffers in buffers_of.values() for each in buffers.values()}
+    for module, buffers in buffers_of.items():
         module._buffers.update({name: copies[id(each)] for name, each in buffers.items()})
     try:
         yield
     finally:
         restore(random)
-        for module, buffers in held.items():
+        for module, buffers in buffers_of.items():
             module._buffers.update(buffers)
 
 

@@ -19,13 +19,13 @@ from ..capture.region import positional
 from ..capture.torch_private import transformed
 from ..errors import AutoparError, CaptureError, DeviceError, DifferenceError
 from ..ir.machine import Machine
-from ..ir.pictures import Theme
 from ..ir.plan import Plan
 from ..ir.program import Program
+from ..ir.timeline import Theme
 from ..runtime.record import Recording
 from ..system.text import wrapped
 from .classes import sharing
-from .model_check import CALL, Call, CallForm, judge
+from .model_check import CALL, Call, CallForm
 from .model_session import ModelSession
 from .options import Options, one_of
 from .plain_model import PlainModel
@@ -38,22 +38,18 @@ TRIES = 5
 
 
 class _Placement:
-    """A model or function, its machine, its backend, and the result of `torch.compile`."""
+    """A model or function, its session, its entry into `torch.compile`, and the function that compiles another model in
+    the same way."""
 
     def __init__(
         self,
         model: Callable[..., Any],
-        machine: Machine,
-        options: Options,
-        given: Plan | None,
-        fullgraph: bool,
-        dynamic: bool | None,
+        session: ModelSession,
+        run: Callable[..., Any],
+        compile_alike: Callable[[Any], Compiled],
     ) -> None:
-        self.model, self.how = model, (machine, options, given, fullgraph, dynamic)
-        root = model if isinstance(model, nn.Module) else None
-        self.session = ModelSession(machine, options, root, given, positional(model), runs_as_written=True)
-        self.run = compiled(model, self.session, fullgraph, dynamic, self.session.skipped)
-        self.plain = PlainModel(model, self.session)
+        self.model, self.session, self.run, self.compile_alike = model, session, run, compile_alike
+        self.plain = PlainModel(model, session)
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Return the model's output, placed if a graph can be captured."""
@@ -71,16 +67,16 @@ class _Placement:
         if why:
             self.unplaced(why)
             return model(*args, **kwargs)
-        call = Call(model, args, kwargs, [])
-        before, outer = session.calls, CALL.set(call)
+        call, before = Call(model, args, kwargs), session.calls
+        outer = CALL.set(call)
         try:
             output = self._compared(call)
-            self._note(args, kwargs)
         finally:
             CALL.reset(outer)
+        self._note(args, kwargs)
         if session.calls == before:
             self.unplaced("torch.compile captured no graph")
-        elif session.latest is not None and not session.latest[1].executor.raced and self._lost(args, kwargs):
+        elif self.plain.wins(self.call, args, kwargs):
             return model(*args, **kwargs)
         return output
 
@@ -90,30 +86,24 @@ class _Placement:
         if isinstance(prepared, Prepared) and prepared.example is None:
             prepared.example = CallForm.of(args, kwargs)
 
-    def _lost(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Return True if the plain model is faster in such calls, which is now known."""
-        return self.plain.competes and self.plain.wins(self.call, args, kwargs)
-
     def _compared(self, call: Call) -> Any:
         """Return the placed model's output, compared with the model's own in first calls. Raises DifferenceError."""
         for tries in reversed(range(TRIES)):
             try:
                 output = self.run(*call.args, **call.kwargs)
-                if call.expected:
-                    judge(call.model, call.expected, output, self.session.machine)
+                call.judge(output, self.session.machine)
                 return output
             except DifferenceError:
-                if not call.expected:
+                if call.answer is None:
                     raise
-                *_, snapshot, doubt = call.expected
-                with snapshot.restored():
-                    call.expected.clear()
+                with call.answer.snapshot.restored():
                     # Another thread may have changed the model during the check: only a fault differs each time.
                     if not tries:
                         # Programs that failed their first check must be checked again.
                         self.session.forget()
                         raise
-                    doubt()
+                    call.answer.doubt()
+                    call.answer = None
         raise AssertionError("unreachable: the last try returns or raises")
 
     def unplaced(self, why: str) -> None:
@@ -128,8 +118,7 @@ class _Placement:
         with self.session.planning():
             self.run(*args, **kwargs)
         self._note(args, kwargs)
-        if self.session.latest is not None and not self.session.latest[1].executor.raced:
-            self._lost(args, kwargs)
+        self.plain.wins(self.call, args, kwargs)
 
 
 class Compiled:
@@ -151,6 +140,11 @@ class Compiled:
         if placement.plain.kinds and not is_dynamo_compiling() and placement.plain.answers(args, kwargs):
             return placement.model(*args, **kwargs)
         return placement.call(*args, **kwargs)
+
+    def __dir__(self) -> list[str]:
+        # torch.jit.trace and inspect read every name, and these two raise before the first placed call.
+        missing = () if self._placement.session.latest else ("plan", "program")
+        return [name for name in super().__dir__() if name not in missing]
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Capture, plan and lower for these arguments, and build and choose kernels, as the first call would, without
@@ -220,7 +214,7 @@ class Compiled:
     def draw(
         self, path: str | PathLike[str], *, width: float | None = None, theme: Theme | None = None
     ) -> None:
-        """Draw the placed graph as `.html`, `.svg`, `.png`, `.pdf` or `.dot`. For `.svg`, `.png` and `.pdf`, `width` in
+        """Draw the placed graph as `.html`, `.svg`, `.png` or `.pdf`. For `.svg`, `.png` and `.pdf`, `width` in
         pixels and `theme` (`light` or `dark`) can be chosen."""
         from ..view import draw
 
@@ -247,14 +241,10 @@ class Compiled:
         self._placement.session.close()
 
     def __copy__(self) -> Compiled:
-        return self._compiled_again(copy.copy(self._placement.model))
+        return self._placement.compile_alike(copy.copy(self._placement.model))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Compiled:
-        return self._compiled_again(copy.deepcopy(self._placement.model, memo))
-
-    def _compiled_again(self, model: Any) -> Compiled:
-        """Compile another model like this one."""
-        return placed(model, *self._placement.how)
+        return self._placement.compile_alike(copy.deepcopy(self._placement.model, memo))
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
@@ -334,16 +324,23 @@ def placed(
     model: Callable[..., Any],
     machine: Machine,
     options: Options,
-    given: Plan | None,
+    user_plan: Plan | None,
     fullgraph: bool,
     dynamic: bool | None,
 ) -> Compiled:
     """Return the compiled form of a function or module. Raises PlanError if the last two are invalid."""
     one_of("fullgraph", fullgraph, (True, False))
     one_of("dynamic", dynamic, (None, True, False))
-    placement = _Placement(model, machine, options, given, fullgraph, dynamic)
-    if not isinstance(model, nn.Module):
+    root = model if isinstance(model, nn.Module) else None
+    session = ModelSession(machine, options, root, user_plan, positional(model), runs_as_written=True)
+    run = compiled(model, session, fullgraph, dynamic, session.skipped)
+
+    def compile_alike(other: Any) -> Compiled:
+        return placed(other, machine, options, user_plan, fullgraph, dynamic)
+
+    placement = _Placement(model, session, run, compile_alike)
+    if root is None:
         return Compiled(placement)
-    fast = sharing(CompiledModule, model, type(model))
+    fast = sharing(CompiledModule, root, type(root))
     object.__setattr__(fast, "_placement", placement)
     return fast

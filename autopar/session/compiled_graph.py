@@ -16,9 +16,9 @@ from ..capture.dynamo_private import broken, has_side_effects, outermost
 from ..capture.eager_form import in_eager, warn_of_checkpoints
 from ..capture.region import Region
 from ..ir.plan import Plan
-from ..runtime.thread_state import alone_with, unseen
-from ..system.process import uncollected
-from .program_cache import ProgramCache, Short
+from ..runtime.thread_state import capture_lock_and, no_saved_tensor_hooks
+from ..system.process import gc_paused
+from .program_cache import ProgramCache
 from .session import Session
 from .stages import timed
 
@@ -66,12 +66,11 @@ class CompiledGraph:
         """Begin without programs, bound to the state in the arguments of a call; if `region` is None, without a graph
         to place."""
         session = self.session
-        self.programs: ProgramCache[Any] = ProgramCache(self.name, region, session.options)
+        self.programs = ProgramCache(self.name, region, session.options)
         self.plans: dict[Hashable, Plan] = {}
         self.right = 0
         self.unchecked: set[Hashable] = set()
         self.disturbed: set[Hashable] = set()
-        self._shorts = self.programs.shorts
         self._owners: list[weakref.ref[nn.Module]] = []
         self._trained: list[tuple[int, torch.Tensor]] = []
         self._released = False
@@ -94,30 +93,7 @@ class CompiledGraph:
 
     def __call__(self, *args: Any) -> Any:
         """Return the outputs of the graph for these arguments."""
-        session = self.session
-        session.calls += 1
-        short = self._shorts.get(self.region.sizes(args)) if self._shorts else None
-        plain = session.recording is None and not session.preparing
-        if (
-            short is not None
-            and plain
-            and not short.prepared.executor.due
-            and (short.own or short.prepared.any_size)
-        ):
-            results = self.by(short, args)
-            if results is not None:
-                session.latest = self, short.prepared
-                return results
-        return self._answer(args)
-
-    def by(self, short: Short, args: tuple[Any, ...]) -> list[Any] | None:
-        """Return the results of a call by a short path; None if it must take the long way."""
-        if not short.stateful:
-            return short(args)
-        with self.session.lock:
-            return None if self.region.aliases_mutated(args) else short(args)
-
-    def _answer(self, args: tuple[Any, ...]) -> Any:
+        self.session.calls += 1
         if self.written or self.region.aliases_mutated(args):
             return self.session.plain(self, args)
         if self.region.rebound or not self._fits(args):
@@ -128,7 +104,7 @@ class CompiledGraph:
         session, key = self.session, self.region.sizes(args)
         program, new = self.programs.used(key), False
         if program is None and not session.asked:
-            program = self.programs.resized(key)
+            program = self.programs.resized.get(key)
         if program is None:
             program, new = self._first(key, args)
         if program is None:
@@ -139,31 +115,25 @@ class CompiledGraph:
     def _first(self, key: tuple[Any, ...], args: Sequence[Any]) -> tuple[Any, bool]:
         """Return the program for new sizes, and whether it is new; None if the call is to run as written."""
         session, options = self.session, self.session.options
-        with alone_with(session.lock), unseen(), uncollected():
+        with capture_lock_and(session.lock), no_saved_tensor_hooks(), gc_paused():
             if (known := self.programs.get(key)) is not None:
                 return known, False
             try:
                 program = None if session.asked else self.programs.resize(key, args)
                 if program is None:
-                    options.living(session.machine, session.root)
+                    options.require_homes(session.machine, session.root)
                     captured = timed("capture", captured_at, self.region, args, options.split is not None)
                     program = session.program(self, captured, args)
-                    if self.programs.add(key, program):
-                        self._renew()
+                    self.programs.add(key, program)
                     session.replaced_by(self)
             except Exception as error:
                 session.unplanned(self, error)
                 return None, False
             return program, True
 
-    def _renew(self) -> None:
-        """Drop what leads to programs: it would keep the memory of dropped ones, and start their threads again."""
-        self._shorts.clear()
-        self.programs.drop_resized()
-
     def forget(self, *keys: Hashable) -> None:
         """Drop the programs for these sizes."""
-        self._renew()
+        self.programs.resized.clear()
         for key in keys:
             if (old := self.programs.pop(key, None)) is not None:
                 old.close()
@@ -180,11 +150,9 @@ class CompiledGraph:
         """Serve a call whose state is not the state that the graph reads."""
         with self.session.rebinding():
             if self._fits(args, replace=True):
-                # Short paths do not serialise calls.
-                self._shorts.clear()
                 return self._placed(args)
             twin = self._twin_of(args)
-        return twin._answer(args)
+        return twin(*args)
 
     def _twin_of(self, args: Sequence[Any]) -> CompiledGraph:
         """Return the graph for the module that a call is for; this one if its own is gone."""

@@ -6,24 +6,28 @@ import copy
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
-from ..capture import Captured, fails_alone
+from ..capture import Captured
 from ..capture import autocast as casting
 from ..capture.captured import Strides, alike, laid, strides_of
 from ..capture.eager_form import unprinted
+from ..capture.refusals import fails_alone
+from ..capture.torch_private import pytree
 from ..errors import DifferenceError
+from ..ir.graph import LOCAL
 from ..ir.machine import Machine
+from ..ir.plan import Plan
+from ..system.text import seconds
 from .compare import (
     LIMIT,
     Snapshot,
-    apart,
     coarse,
+    detached_copy,
     difference,
     distance,
     error,
@@ -36,6 +40,7 @@ from .compare import (
     rounded,
     widen,
 )
+from .options import Options
 from .rounding import spread
 
 log = logging.getLogger("autopar")
@@ -47,6 +52,9 @@ front of a BatchNorm, the mean of its result) consists of rounding alone."""
 
 ROUNDINGS = 8
 """Factor on the change of a result by other roundings; a difference from eager up to it is rounding."""
+
+LONGEST_S = 10.0
+"""Predicted seconds on one device above which the first check does not run eager."""
 
 _EMPTY = re.compile(r"aten\.(new_)?empty(_\w+)?\.")
 """Operators that allocate memory without writing to it."""
@@ -76,23 +84,25 @@ class Eager(Snapshot):
     ) -> None:
         super().__init__(captured, args)
         self.coarse = coarse(machine, captured.graph)
-        self.model, self.args, self.given = model, tuple(args), tangents or {}
+        self.model, self.args, self.asked = model, tuple(args), tangents or {}
         self.differentiated = bool(captured.tangents)
         graph = captured.graph
-        given = {graph.value[name].path: tensor for name, tensor in zip(graph.inputs, self.tensors)}
+        inputs = {graph.value[name].path: tensor for name, tensor in zip(graph.inputs, self.tensors)}
         # A weight that is also an argument is one leaf with one gradient.
-        own = {graph.value[name].path for name, _ in captured.gradients}
-        found = sorted({**given, **(weights or {})}.items(), key=lambda leaf: leaf[0] not in own)
-        once = {id(tensor): path for path, tensor in reversed(found)}
-        wanted = found if self.differentiated else []
-        self.leaves = {p: t for p, t in wanted if t.requires_grad and once[id(t)] == p}
+        differentiated = {graph.value[name].path for name, _ in captured.gradients}
+        tensors = sorted(
+            {**inputs, **(weights or {})}.items(), key=lambda leaf: leaf[0] not in differentiated
+        )
+        path_of = {id(tensor): path for path, tensor in reversed(tensors)}
+        candidates = tensors if self.differentiated else []
+        self.leaves = {p: t for p, t in candidates if t.requires_grad and path_of[id(t)] == p}
         versions = {name: t._version for name, t in self.live().items() if not t.is_inference()}
         with self.restored():
             outputs, self.gradients, self.tangents = self._called(model, self.args, self.leaves)
-            self.outputs = [apart(leaf) for leaf in outputs]
+            self.outputs = [detached_copy(leaf) for leaf in outputs]
             self.strides = [strides_of(leaf) for leaf in outputs]
             live = self.live()
-            self.updates = {target: apart(live[target]) for _, target in graph.updates}
+            self.updates = {target: detached_copy(live[target]) for _, target in graph.updates}
             for name, version in versions.items():
                 if live[name]._version != version and name not in graph.mutated:
                     raise DifferenceError(
@@ -108,7 +118,8 @@ class Eager(Snapshot):
         cut = {id(t): t.detach().requires_grad_() for t in leaves.values() if t.grad_fn is not None}
         args = pytree.tree_map(lambda leaf: cut.get(id(leaf), leaf), args)
         leaves = {path: cut.get(id(leaf), leaf) for path, leaf in leaves.items()}
-        with torch.set_grad_enabled(self.differentiated):
+        # Without a backward, the caller's mode: `torch.func.grad` within the model depends on it.
+        with torch.enable_grad() if self.differentiated else nullcontext():
             try:
                 flat = pytree.tree_leaves(unprinted(model)(*args))
             except Exception as failure:
@@ -126,12 +137,12 @@ class Eager(Snapshot):
                     "report the model with this message"
                 )
             drawn = torch.randn(root.shape, generator=random, dtype=torch.float64, device="cpu")
-            tangents[name] = self.given.get(name, drawn).to(root)
+            tangents[name] = self.asked.get(name, drawn).to(root)
         with _unhooked(leaves.values()), casting.off({"cpu", *(root.device.type for root in roots)}):
-            found = torch.autograd.grad(
+            gradients = torch.autograd.grad(
                 roots, list(leaves.values()), list(tangents.values()), allow_unused=True
             )
-        return outputs, dict(zip(leaves, found)), tangents
+        return outputs, dict(zip(leaves, gradients)), tangents
 
     def judge(self, outputs: Sequence[Any], gradients: Sequence[torch.Tensor | None] = ()) -> None:
         """Compare a run with eager: outputs, gradients in the order of `Captured.gradients`, and the live
@@ -141,11 +152,11 @@ class Eager(Snapshot):
             raise DifferenceError(f"the run returned {len(outputs)} values, eager {len(self.outputs)}")
         paths = [graph.value[name].path for name, _ in self.captured.gradients]
         makers = dict(zip(paths, (graph.producer.get(name, "") for _, name in self.captured.gradients)))
-        found = dict(zip(paths, gradients))
+        gradient_of = dict(zip(paths, gradients))
         floors = floor = 0.0
         if self.differentiated:
-            _tell(self.captured, list(outputs), self.strides)
-            self._require_gradients(found, makers)
+            _give_eager_strides(self.captured, list(outputs), self.strides)
+            self._require_gradients(gradient_of, makers)
             floor, floors = FLOOR * largest(self.gradients.values()), FLOOR * largest(self.updates.values())
         blank = self._uninitialised()
         pairs: list[tuple[str, Any, Any, float]] = [
@@ -155,7 +166,7 @@ class Eager(Snapshot):
         ]
         pairs += [(graph.value[name].path, live[name], b, floors) for name, b in self.updates.items()]
         pairs += [
-            (f"the gradient of {p}", found.get(p), b, floor)
+            (f"the gradient of {p}", gradient_of.get(p), b, floor)
             for p, b in self.gradients.items()
             if b is not None
         ]
@@ -187,15 +198,15 @@ class Eager(Snapshot):
     def _uninitialised(self) -> set[int]:
         """Return the indices of outputs with uninitialised memory, which code after a graph break fills."""
         graph = self.captured.graph
-        made = (task for task in graph.tasks if _EMPTY.match(task.target))
-        storages = {graph.value[name].storage for task in made for name in task.outputs}
+        allocating = (task for task in graph.tasks if _EMPTY.match(task.target))
+        storages = {graph.value[name].storage for task in allocating for name in task.outputs}
         tensors = (index for index, leaf in enumerate(self.outputs) if isinstance(leaf, torch.Tensor))
         return {index for index, name in zip(tensors, graph.outputs) if graph.value[name].storage in storages}
 
-    def _require_gradients(self, found: Mapping[str, Any], makers: Mapping[str, str]) -> None:
+    def _require_gradients(self, gradient_of: Mapping[str, Any], makers: Mapping[str, str]) -> None:
         """Raise DifferenceError if only one of eager and the run has a gradient."""
         for path, reference in self.gradients.items():
-            if (found.get(path) is None) == (reference is None):
+            if (gradient_of.get(path) is None) == (reference is None):
                 continue
             maker = makers.get(path, "")
             by = f" (made by {self.captured.graph.task[maker].where})" if maker else ""
@@ -208,11 +219,11 @@ class Eager(Snapshot):
                 f"{path} {which}{by}: the model does something that capture does not see. {REMEDY}"
             )
 
-    def settled(self, output: Any) -> Any:
+    def with_eager_strides(self, output: Any) -> Any:
         """Return an output with eager's strides; record those that fake tensors did not know."""
         leaves, spec = pytree.tree_flatten(output)
-        told = _tell(self.captured, leaves, self.strides)
-        return pytree.tree_unflatten(leaves, spec) if told else output
+        changed = _give_eager_strides(self.captured, leaves, self.strides)
+        return pytree.tree_unflatten(leaves, spec) if changed else output
 
     def in_double(self) -> dict[str, Any]:
         """Return outputs, updates and gradients of a copy of the model in float64; empty if there can be none."""
@@ -224,7 +235,7 @@ class Eager(Snapshot):
 
         def widened(item: Any) -> Any:
             if id(item) not in wide:
-                wide[id(item)] = _alike(widen(apart(saved.get(id(item), item))), item)
+                wide[id(item)] = _alike(widen(detached_copy(saved.get(id(item), item))), item)
             return wide[id(item)]
 
         restore(self.random)
@@ -237,9 +248,9 @@ class Eager(Snapshot):
             return {}
         finally:
             restore(now)
-        found = {f"output {index}": apart(result) for index, result in enumerate(outputs)}
+        results = {f"output {index}": detached_copy(result) for index, result in enumerate(outputs)}
         updates = {graph.value[name].path: wide[id(live[name])].detach() for name in self.updates}
-        return {**found, **updates, **{f"the gradient of {path}": g for path, g in gradients.items()}}
+        return {**results, **updates, **{f"the gradient of {path}": g for path, g in gradients.items()}}
 
     def rounding(self) -> dict[str, float]:
         """Return the largest change of each result by other roundings; empty if it cannot be told."""
@@ -263,10 +274,10 @@ class Eager(Snapshot):
         """Return the values of the graph that are compared as outputs, in order."""
         graph = self.captured.graph
         names = graph.outputs[: len(graph.outputs) - len(self.captured.gradients)]
-        made = iter(names)
+        unread = iter(names)
         if self.differentiated:
             return [name for name in names if graph.value[name].dtype != "object"]
-        return [next(made) if isinstance(leaf, torch.Tensor) else "" for leaf in self.outputs]
+        return [next(unread) if isinstance(leaf, torch.Tensor) else "" for leaf in self.outputs]
 
     def culprit(self) -> str:
         """Return a sentence on where the captured graph differs from eager, or that only its run does."""
@@ -288,22 +299,22 @@ class Eager(Snapshot):
         return "The captured graph is right task by task, so its placed execution is at fault."
 
 
-def _alike(made: Any, leaf: Any) -> Any:
+def _alike(twin: Any, leaf: Any) -> Any:
     """Return a copy that requires grad if the original does."""
-    return made.requires_grad_(leaf.requires_grad) if isinstance(made, torch.Tensor) else made
+    return twin.requires_grad_(leaf.requires_grad) if isinstance(twin, torch.Tensor) else twin
 
 
 @contextmanager
 def _unhooked(leaves: Iterable[torch.Tensor]) -> Iterator[None]:
     """Within the block, disable the user's hooks of leaves: they are not for the gradients of a check."""
-    held = [(hooks, dict(hooks)) for leaf in leaves if (hooks := leaf._backward_hooks)]
+    saved = [(hooks, dict(hooks)) for leaf in leaves if (hooks := leaf._backward_hooks)]
     try:
-        for hooks, _ in held:
+        for hooks, _ in saved:
             hooks.clear()
         yield
     finally:
-        for hooks, own in held:
-            hooks.update(own)
+        for hooks, kept_hooks in saved:
+            hooks.update(kept_hooks)
 
 
 def _allowed(reference: Any, loose: float) -> float:
@@ -329,10 +340,10 @@ def _widened(model: Any) -> Any:
     return twin
 
 
-def _tell(captured: Captured, leaves: list[Any], strides: Sequence[Strides | None]) -> bool:
+def _give_eager_strides(captured: Captured, leaves: list[Any], strides: Sequence[Strides | None]) -> bool:
     """Give outputs that are on the capture's device type eager's strides, now and in later calls; return
     whether any had others."""
-    graph, told = captured.graph, False
+    graph, changed = captured.graph, False
     outputs = iter(
         [i for i in range(len(captured.strides)) if graph.value[graph.outputs[i]].dtype != "object"]
     )
@@ -344,5 +355,42 @@ def _tell(captured: Captured, leaves: list[Any], strides: Sequence[Strides | Non
             continue
         if not alike(leaf, wanted):
             log.info("output %d has the strides %s in eager, %s as traced", place, wanted, leaf.stride())
-            captured.strides[index], leaves[place], told = wanted, laid(leaf, wanted), True
-    return told
+            captured.strides[index], leaves[place], changed = wanted, laid(leaf, wanted), True
+    return changed
+
+
+def wanted(plan: Plan, runs: Plan, captured: Captured, options: Options) -> bool:
+    """Return True if a first run can, and by its options should, be compared with eager; else log why not.
+    `runs`: the plan that runs for `plan`, such as that of its forward."""
+    machine = plan.costed.machine
+    alone_s = dict(plan.singles).get(machine.host, 0.0)
+    devices = _drawn_elsewhere(runs, str(captured.home))
+    if options.batch_norm == "per_part" and plan.costed.graph.split:
+        why = 'eager\'s BatchNorm is that of the full batch; batch_norm="full" can be checked'
+    elif devices:
+        generators = f"the generators of {', '.join(sorted(devices))}"
+        why = f"random numbers come from {generators}, in the order of the plan; eager's are those of {captured.home}"
+    elif options.check == "always":
+        return True
+    elif alone_s is None:
+        why = f'eager does not fit on {machine.host} alone; check="always" insists'
+    elif machine.clock == "real" and alone_s > LONGEST_S:
+        why = f'eager would take about {seconds(alone_s)}; check="always" insists'
+    else:
+        return True
+    log.info("check skipped: %s", why)
+    return False
+
+
+def _drawn_elsewhere(plan: Plan, home: str) -> set[str]:
+    """Return the torch devices that draw random numbers if these numbers differ from eager's on `home`:
+    because of other generators, parts that draw independently, or another order."""
+    costed = plan.costed
+    drawing = [task.name for task in costed.graph.tasks if task.random == LOCAL]
+    order = [name for placed in plan.placed for name in costed.cluster[placed.cluster].tasks]
+    place = costed.machine.device
+    devices = {place[plan.place[costed.cluster_of[name]].device].torch_device for name in drawing}
+    parts = any(costed.graph.task[name].part for name in drawing)
+    drawn = set(drawing)
+    alike = not parts and devices <= {home} and [name for name in order if name in drawn] == drawing
+    return set() if alike else devices

@@ -23,8 +23,9 @@ from ..ir.program import Program
 from ..ir.timeline import Memory
 from ..lowering.memory_bound import Peak
 from ..planner import place
+from ..runtime.bind_program import keeps_caps
 from ..transform.divide import alive, constants, divide, reached
-from .stages import deliveries, keeps_caps, living, proved
+from .stages import deliveries, homes_with_slices, proved
 
 STANDING = "standing on "
 """Prefix of the names of stand-in states, each for all that a device holds and a half does not read."""
@@ -62,7 +63,7 @@ class Halves:
         self.machine, self._delivery = joint.costed.machine, outputs
         # Joint plans count the transfers of changed weights, which each call makes before its program runs.
         graph = replace(joint.costed.graph, changing=())
-        self.homes = living(graph, homes)
+        self.homes = homes_with_slices(graph, homes)
         self.forward_graph, self.backward_graph = divide(graph, len(self.gradients))
         self.outputs = graph.outputs[: len(graph.outputs) - len(self.gradients)]
         self.names = list(dict.fromkeys(self.outputs))
@@ -79,9 +80,9 @@ class Halves:
         if graph is None:
             return None
         joint = replace(self.joint, costed=replace(costed, graph=graph))
-        found = Halves(joint, self.gradients, self.homes, self._delivery)
-        found._sizes = sizes
-        return found
+        halves = Halves(joint, self.gradients, self.homes, self._delivery)
+        halves._sizes = sizes
+        return halves
 
     def fits(self, plan: Plan, program: Program) -> bool:
         """Return True if the program of a half, made for other sizes, keeps every memory cap `at` these."""
@@ -101,12 +102,12 @@ class Halves:
     def saved_at(self) -> dict[str, str]:
         """Device where each saved value waits for the backward: a reader's, if possible where it was made."""
         producer, readers = self.forward_graph.producer, self.backward_graph.readers
-        found = {}
+        places = {}
         for name in self.saved:
             wanted = [self.where[task] for task in readers[name] if task in self.where]
-            made = self.where.get(producer.get(name, ""), self.homes.get(name, ""))
-            found[name] = made if made in wanted or not wanted else wanted[0]
-        return found
+            maker = self.where.get(producer.get(name, ""), self.homes.get(name, ""))
+            places[name] = maker if maker in wanted or not wanted else wanted[0]
+        return places
 
     @cached_property
     def forward(self) -> Half:
@@ -130,13 +131,13 @@ class Halves:
         eager would run the backward that makes it.
         """
         whole = live == self.tangents
-        if not whole and (made_up := constants(self.backward_graph, self.tangents)):
+        if not whole and (invented := constants(self.backward_graph, self.tangents)):
             value = self.joint.costed.graph.value
-            made = zip(self.gradients, self.backward_graph.outputs)
-            paths = ", ".join(value[target].path for (target, _), name in made if name in made_up)
+            pairs = zip(self.gradients, self.backward_graph.outputs)
+            paths = ", ".join(value[target].path for (target, _), name in pairs if name in invented)
             raise RunError(
                 f"{self.joint.costed.graph.name}: the gradient of {paths} depends on no output's (a custom backward "
-                "makes it up), and some outputs have none, so that nobody can tell whether it is due; let the loss "
+                "makes it up), and some outputs have none, so it is unknown whether it is due; let the loss "
                 "depend on every output"
             )
         half = self.full_backward if whole else _half(self._backward_costs(live))
@@ -150,18 +151,18 @@ class Halves:
         """
         joint = self.joint
         costed = joint.costed
-        turn = next(
+        loss_at = next(
             joint.place[costed.cluster_of[task.name]].start
             for task in costed.graph.tasks
             if task.target == LOSS
         )
-        halves = ((self.forward, 0.0, turn), (self.full_backward, turn, joint.makespan))
-        found: dict[str, list[tuple[float, int]]] = {name: [] for name in self.machine.device}
+        halves = ((self.forward, 0.0, loss_at), (self.full_backward, loss_at, joint.makespan))
+        steps: dict[str, list[tuple[float, int]]] = {name: [] for name in self.machine.device}
         for half, begin, end in halves:
             scale = (end - begin) / half.plan.makespan if half.plan.makespan else 0.0
             for memory in _proven(half):
-                found[memory.device] += ((begin + at * scale, count) for at, count in memory.steps)
-        return tuple(replace(known, steps=tuple(found[known.device])) for known in joint.memory)
+                steps[memory.device] += ((begin + at * scale, count) for at, count in memory.steps)
+        return tuple(replace(known, steps=tuple(steps[known.device])) for known in joint.memory)
 
     @property
     def plan(self) -> Plan:
@@ -171,7 +172,7 @@ class Halves:
     @property
     def tight(self) -> bool:
         """True if a half may exceed a cap: the joint plan plus everything kept during the backward does."""
-        held = _more(self._during, {})
+        held = _excess(self._during, {})
         return any(m.cap is not None and m.peak + held.get(m.device, 0) > m.cap for m in self.joint.memory)
 
     def room(self) -> dict[str, int]:
@@ -190,8 +191,8 @@ class Halves:
     def _forward_costs(self) -> CostedGraph:
         graph, count = self.forward_graph, len(self.outputs)
         known = deliveries(graph, self.machine, self.homes, self._delivery)
-        kept = tuple(self.saved_at.items())
-        return self._costed(graph, self.homes, (*known[:count], *kept, *known[count + len(kept) :]))
+        saved = tuple(self.saved_at.items())
+        return self._costed(graph, self.homes, (*known[:count], *saved, *known[count + len(saved) :]))
 
     def _backward_costs(self, live: tuple[str, ...]) -> CostedGraph:
         graph = alive(self.backward_graph, self.tangents, live)
@@ -205,16 +206,16 @@ class Halves:
     def _standing(self, graph: Graph) -> dict[str, int]:
         """Return the bytes on each device that stay while a half runs and that it does not read."""
         if graph.name == self.forward_graph.name:
-            here = {**self._given(graph), **self._copies(graph)}
+            here = {**self._call_tensors(graph), **self._copies(graph)}
             # From the second call on, the replicas that the backward reads are there as well.
-            return _more({**self._copies(self.backward_graph), **here}, here)
+            return _excess({**self._copies(self.backward_graph), **here}, here)
         here = {}
         for name in (*graph.inputs, *graph.state):
             if not name.startswith(STANDING):
                 key = self._backward_homes[name], graph.value[name].storage
                 here.setdefault(key, graph.value[name].bytes)
         here.update(self._copies(graph))
-        return _more(self._during, here)
+        return _excess(self._during, here)
 
     @cached_property
     def _backward_homes(self) -> dict[str, str]:
@@ -244,41 +245,41 @@ class Halves:
     def _during(self) -> _Stands:
         """Everything kept while the backward runs, read or not."""
         graph = self.forward_graph
-        found = {**self._given(graph), **self._copies(graph), **self._copies(self.backward_graph)}
+        held = {**self._call_tensors(graph), **self._copies(graph), **self._copies(self.backward_graph)}
         known = deliveries(graph, self.machine, self.homes, self._delivery)
         for name, device in self.saved_at.items():
             # A saved view keeps all the memory of its base.
             where, nbytes = self._root(name, device)
-            found.setdefault(where, nbytes)
+            held.setdefault(where, nbytes)
         for name, device in dict(known[: len(self.outputs)]).items():
             at = device or self.where.get(graph.producer.get(name, ""), self.homes.get(name, ""))
             where, nbytes = self._root(name, at)
-            if where in found and where != (at, name):
+            if where in held and where != (at, name):
                 # The bridge copies this output, so the caller may change it in place.
                 where, nbytes = (at, f"{name} of the caller"), graph.value[name].bytes
-            found.setdefault(where, nbytes)
+            held.setdefault(where, nbytes)
         for name in self.tangents:
-            found[self._arrives, name] = self.backward_graph.value[name].bytes
-        return found
+            held[self._arrives, name] = self.backward_graph.value[name].bytes
+        return held
 
-    def _given(self, graph: Graph) -> _Stands:
+    def _call_tensors(self, graph: Graph) -> _Stands:
         """Return inputs and state of the call, at home."""
-        found: _Stands = {}
+        held: _Stands = {}
         for name in (*graph.inputs, *graph.state):
             key = self.homes.get(name, self.machine.host), graph.value[name].storage
-            found[key] = max(found.get(key, 0), graph.value[name].bytes)
-        return found
+            held[key] = max(held.get(key, 0), graph.value[name].bytes)
+        return held
 
     def _copies(self, graph: Graph) -> _Stands:
         """Return the replicas that a half reads and that are kept between calls."""
-        own = self.joint.costed.graph
-        found: _Stands = {}
+        joint = self.joint.costed.graph
+        copies: _Stands = {}
         for task in graph.tasks:
             for name in task.inputs:
                 if name in graph.resident and self.where.get(task.name, "") not in ("", self.homes.get(name)):
-                    storage, nbytes = own.copies[name]
-                    found[self.where[task.name], storage] = nbytes
-        return found
+                    storage, nbytes = joint.copies[name]
+                    copies[self.where[task.name], storage] = nbytes
+        return copies
 
     def _root(self, name: str, device: str) -> tuple[tuple[str, str], int]:
         """Return the storage that a value of the forward keeps alive on a device, and its bytes."""
@@ -287,22 +288,22 @@ class Halves:
             value, maker = graph.value[name], graph.producer.get(name)
             if maker is None and self.homes.get(name, self.machine.host) == device:
                 return (device, value.storage), max(value.bytes, graph.value[value.storage].bytes)
-            own = (device, name), value.bytes
+            itself = (device, name), value.bytes
             if maker is None or self.where[maker] != device or value.storage == name:
-                return own
+                return itself
             whole = (n for n in graph.task[maker].inputs if graph.value[n].storage == value.storage)
             name = next(whole, "")
             if not name:
-                return own
+                return itself
 
 
-def _more(all_of_it: _Stands, counted: _Stands) -> dict[str, int]:
+def _excess(all_of_it: _Stands, counted: _Stands) -> dict[str, int]:
     """Return the bytes on each device by which the first set exceeds the second."""
-    found: dict[str, int] = {}
+    excess: dict[str, int] = {}
     for stands, sign in ((all_of_it, 1), (counted, -1)):
         for (device, _), nbytes in stands.items():
-            found[device] = found.get(device, 0) + sign * nbytes
-    return {device: nbytes for device, nbytes in found.items() if nbytes > 0}
+            excess[device] = excess.get(device, 0) + sign * nbytes
+    return {device: nbytes for device, nbytes in excess.items() if nbytes > 0}
 
 
 def _half(costed: CostedGraph) -> Half:

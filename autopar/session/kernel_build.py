@@ -9,15 +9,12 @@ from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-import sympy
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from ..capture import Captured
-from ..capture.results import expressions, resizable
+from ..capture.torch_private import pytree
 from ..costs.calibrate import threads
-from ..ir.costed import CostedGraph
 from ..ir.graph import Const, Task
 from ..ir.open_size import OPENED, Opened, OpenSize
 from ..ir.plan import Plan
@@ -56,8 +53,9 @@ class Form:
     threads: int
     changing: bool = False
     """True if all its weights change from call to call, so that kernels cannot fold them."""
-    symbols: tuple[sympy.Expr, ...] = ()
-    """The sizes of a call by place (`OpenSize`), for kernels that serve calls of all sizes."""
+    symbols: tuple[Any, ...] = ()
+    """The sizes of a call by place (`OpenSize`), for kernels that serve calls of all sizes: expressions of sympy, or
+    their text in a saved program."""
     held: dict[str, torch.Tensor] = field(default_factory=dict)
     """Copies of the state that a call changes. While kernels are compiled and compared, calls without side
     effects (`trying`) read them, since other calls go on."""
@@ -86,7 +84,7 @@ class Form:
         return not self.symbols or self.symbols[number.place].free_symbols <= self._lengths
 
     @cached_property
-    def _lengths(self) -> set[sympy.Basic]:
+    def _lengths(self) -> set[Any]:
         """The symbols in the shapes of inputs that tasks read."""
         graph = self.plan.costed.graph
         sizes = (size for name in graph.inputs if graph.readers[name] for size in graph.value[name].open[:-1])
@@ -107,13 +105,6 @@ class Form:
             for step in lane.steps
             if isinstance(step, Compute)
         }
-
-
-def symbols_of(captured: Captured, costed: CostedGraph) -> tuple[sympy.Expr, ...]:
-    """Return the sizes of a call by place if one kernel can serve calls of all sizes; else ()."""
-    on_cpu = all(device.torch_type == "cpu" for device in costed.machine.devices)
-    long = bool(captured.sizes) and shortest(captured.sizes) >= LEAST
-    return expressions(captured.open or ()) if on_cpu and long and resizable(captured, costed) else ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -271,9 +262,9 @@ def _compiled(
         )
     check(program, graph)
     modules = modules_of(library, form, program)
-    seen, kernels = seen_in(form, program, pool, modules, inputs), {}
+    traffic, kernels = seen_in(form, program, pool, modules, inputs), {}
     for piece, _, count in pieces:
-        (module, takes), (read, results) = modules[piece.tasks[0]], seen[piece.tasks[0]]
+        (module, takes), (read, results) = modules[piece.tasks[0]], traffic[piece.tasks[0]]
         with tracing(), threads(count):
             call = with_eager_layout(library.build(module, read), module, read, results)
         kernels[piece.tasks[0]] = Kernel(name, call, takes)
@@ -288,7 +279,7 @@ def modules_of(
     for piece, device, _ in pieces_of(form, program):
         state = _folded(form, program, piece, device) if library.folds else {}
         module, takes = modules[piece.tasks[0]] = module_of(
-            piece, program, graph, device, state, form.symbols
+            piece, program, graph, device, state, [*map(str, form.symbols)]
         )
         module.meta["stays"] = tuple(_stays(program.buffer[piece.reads[at]], form) for at in takes)
     return modules
@@ -358,13 +349,11 @@ def _compare_sizes(form: Form, inputs: Sequence[Any], trial: Executor, plain: Ex
     graph, compared = form.plan.costed.graph, 0
     for scale, more in ((1, 1), (2, 0)) if free <= known.keys() else ():
         others = {
-            symbol: sympy.sympify(
-                known[symbol] * scale + more if isinstance(known[symbol], int) else known[symbol]
-            )
+            symbol: known[symbol] * scale + more if isinstance(known[symbol], int) else known[symbol]
             for symbol in free
         }
         sizes = tuple(
-            type(number)(expression.xreplace(others))
+            type(number)(expression.subs(others))
             for expression, number in zip(form.symbols, form.captured.sizes)
         )
         if shortest(sizes) < LEAST:
@@ -446,13 +435,13 @@ def seen_in(
     form: Form, program: Program, pool: Replicas, modules: _Modules, inputs: Sequence[Any]
 ) -> dict[str, tuple[_Tensors, _Tensors]]:
     """Return the inputs and outputs of each piece in a call with eager kernels."""
-    seen: dict[str, tuple[_Tensors, _Tensors]] = {}
+    traffic: dict[str, tuple[_Tensors, _Tensors]] = {}
 
     def noting(name: str, module: Callable[..., Any]) -> Callable[..., Any]:
         def call(*tensors: torch.Tensor) -> Any:
             with torch.no_grad():
                 results = module(*tensors)
-            seen[name] = [tensor.detach() for tensor in tensors], results
+            traffic[name] = [tensor.detach() for tensor in tensors], results
             return results
 
         return call
@@ -467,7 +456,7 @@ def seen_in(
         executor(inputs)
     finally:
         executor.close()
-    return seen
+    return traffic
 
 
 def perturbed(inputs: Sequence[Any], integers: bool) -> list[Any]:

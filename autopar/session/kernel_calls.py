@@ -51,7 +51,9 @@ def with_eager_layout(
             log.info("a kernel failed, and PyTorch's operators answer: %s", problem)
             return module.forward(*tensors)
         return (
-            [own if to is None else laid(own, to) for own, to in zip(results, strides)] if laying else results
+            [result if to is None else laid(result, to) for result, to in zip(results, strides)]
+            if laying
+            else results
         )
 
     return fitted
@@ -102,7 +104,7 @@ class AnySize:
             return results
 
     def _laid(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return [layout(own) for layout, own in zip(self._layouts, self._call(*tensors))]
+        return [layout(result) for layout, result in zip(self._layouts, self._call(*tensors))]
 
     def _compared(self, shapes: tuple[torch.Size, ...], tensors: Sequence[torch.Tensor]) -> Any:
         """Return the kernel's results if they are like eager's, else eager's."""
@@ -129,7 +131,7 @@ def _layout(order: tuple[int, ...]) -> Callable[[torch.Tensor], torch.Tensor]:
     back = tuple(sorted(range(len(order)), key=order.__getitem__))
 
     def lay(tensor: torch.Tensor) -> torch.Tensor:
-        own = tensor.permute(order)
-        return tensor if own.is_contiguous() else own.contiguous().permute(back)
+        ordered = tensor.permute(order)
+        return tensor if ordered.is_contiguous() else ordered.contiguous().permute(back)
 
     return lay if order else torch.Tensor.contiguous

@@ -97,7 +97,7 @@ class KernelSelection:
         shapes = ", ".join(f"{value.path or value.name} {list(value.shape)}" for value in inputs[:SHOWN])
         shapes += f" and {len(inputs) - SHOWN} more inputs" if len(inputs) > SHOWN else ""
         sizes = f" for all sizes from {LEAST} on, chosen with {shapes}" if self.any_size else f" for {shapes}"
-        more = "\nweights have changed, and eager serves until they rest" if self.due else ""
+        more = "\nweights have changed; eager serves until a call finds them unchanged" if self.due else ""
         if self.candidate is not None and self.candidate.failure:
             more = "\n" + wrapped(f"eager serves some sizes: {self.candidate.failure}")
         head = wrapped(f"kernels of {graph.name}{sizes if inputs else ''}")
@@ -109,7 +109,7 @@ class KernelSelection:
 
         Call it without any lock: it takes Dynamo's, then that of captures (`tracing`).
         """
-        if thread_state.is_alone() or not self._building.acquire(blocking=False):
+        if thread_state.holds_capture_lock() or not self._building.acquire(blocking=False):
             return
         try:
             inputs = self._examples if inputs is None else [*map(clone, inputs)]
@@ -249,8 +249,8 @@ class KernelSelection:
             blocks = timed(turns, ROUNDS, RACE_S, BLOCK_S, WAKE_S, 1)
         quiet = not any(map(disturbed, blocks.values()))
         # Other work only lengthens blocks.
-        typical = median if quiet else lambda own: min(block.seconds for block in own)
-        verdict.seconds = {name: typical(own) for name, own in blocks.items()}
+        typical = median if quiet else lambda timings: min(block.seconds for block in timings)
+        verdict.seconds = {name: typical(timings) for name, timings in blocks.items()}
         best = min(built, key=verdict.seconds.__getitem__)
         if verdict.seconds[best] <= (1 - WORTH) * verdict.seconds["eager"]:
             verdict.winner = best
@@ -359,7 +359,12 @@ def build_kernels(executor: Executor | KernelExecutor, inputs: Sequence[Any]) ->
 @contextmanager
 def _plainly(kinds: set[str]) -> Iterator[None]:
     """Within the block, no autograd, inference mode, autocast or saved-tensor hooks of the caller."""
-    with torch.inference_mode(False), torch.no_grad(), casting.off(kinds), thread_state.unseen():
+    with (
+        torch.inference_mode(False),
+        torch.no_grad(),
+        casting.off(kinds),
+        thread_state.no_saved_tensor_hooks(),
+    ):
         yield
 
 
@@ -378,7 +383,9 @@ def _samples(plain: Executor, inputs: Sequence[Any]) -> list[Sample]:
 def reason(problem: BaseException) -> str:
     """Return an error as one line: its first, or the rest if the first only says where it was raised."""
     lines = [line.strip(" \t-") for line in str(problem).splitlines() if line.strip(" \t-")]
-    told = [line for line in lines if not line.endswith(":")]
-    text = " ".join(told if told and lines[0].endswith(":") else lines[:1]) or type(problem).__name__
+    statements = [line for line in lines if not line.endswith(":")]
+    text = (
+        " ".join(statements if statements and lines[0].endswith(":") else lines[:1]) or type(problem).__name__
+    )
     text = text if isinstance(problem, Refusal) else f"{type(problem).__name__}: {text}"
     return text if len(text) <= 160 else f"{text[:157]}..."

@@ -9,12 +9,12 @@ import platform
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from importlib import import_module
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import sympy
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
@@ -22,30 +22,69 @@ from torch.utils import _pytree as pytree
 from ..capture.captured import Captured, restore_strides
 from ..costs.calibrate import threads
 from ..costs.detect import accelerators
-from ..errors import AutoparError
+from ..errors import AutoparError, CaptureError
 from ..ir.open_size import resized
 from ..ir.plan import Plan
+from ..ir.program import Program
+from ..runtime.bind_program import keeps_caps
 from ..runtime.executor import Executor
 from ..runtime.kernels import Kernel, named
-from ..runtime.kernels.piece_module import LEAST
+from ..runtime.kernels.piece_module import LEAST, value_of
 from ..runtime.replicas import Replicas
 from .classes import sharing
 from .kernel_build import Form, modules_of, pieces_of
 from .kernel_calls import KNOWN, with_eager_layout
 from .kernel_verdict import installed
-from .saved import (
-    ABOUT,
-    FORMAT,
-    PROGRAMS,
-    WEIGHTS,
-    SavedKernel,
-    SavedProgram,
-    form_of,
-    lengths_of,
-    shown,
-    value_of,
-)
-from .stages import keeps_caps
+
+FORMAT = "autopar model 1"
+ABOUT, PROGRAMS, WEIGHTS = "model.json", "programs.pickle", "weights.pt"
+
+
+@dataclass(frozen=True)
+class SavedKernel:
+    """The file of a piece's kernel, the forms of its inputs and results, and the lengths for which it holds
+    (`piece_module.Bounds`). A form is shape, strides and dtype."""
+
+    file: str
+    read: tuple[tuple[Any, ...], ...]
+    results: tuple[tuple[Any, ...], ...]
+    bounds: dict[str, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class SavedProgram:
+    """One program with the form of its calls.
+
+    arguments: the form of each leaf of the arguments, which `tree` holds together: shape and dtype of a tensor, or type
+        and value.
+    inputs: the leaf that is each input of the graph.
+    results: each leaf of the output: ("output", its index), ("argument", the leaf that it is) or ("value", itself).
+    output: the tree of the output; modules: those that define its classes.
+    state: the weight that is each state of the graph.
+    library, kernels: the kernels, by the first task of each piece, for calls of any size or of the saved ones alone.
+    lengths: the length of each axis of each tensor among the arguments, as an expression in symbols; empty if the
+        program serves the saved sizes alone. expressions: those of `sizes`. conditions: what must hold.
+    """
+
+    plan: Plan
+    program: Program
+    arguments: tuple[Any, ...]
+    tree: str
+    inputs: tuple[int, ...]
+    results: tuple[tuple[str, Any], ...]
+    output: str
+    modules: tuple[str, ...]
+    state: dict[str, str]
+    sizes: tuple[float, ...]
+    home: str
+    same: tuple[tuple[int, str], ...]
+    strides: tuple[tuple[int, ...] | None, ...]
+    library: str
+    any_size: bool
+    kernels: dict[str, SavedKernel]
+    lengths: tuple[tuple[str, ...] | None, ...] = ()
+    expressions: tuple[str, ...] = ()
+    conditions: tuple[str, ...] = ()
 
 
 class _Reader(pickle.Unpickler):
@@ -225,10 +264,7 @@ def _restored(folder: Path, saved: SavedProgram, captured: Captured) -> dict[str
     library = named(saved.library)
     if library is None or library.load is None or library.missing():
         raise AutoparError(f"{folder} has kernels of {saved.library}: {library and library.missing()}")
-    free = {name: sympy.Symbol(name) for own in saved.lengths for name in own or () if name.isidentifier()}
-    symbols = (
-        tuple(sympy.sympify(value_of(text, free)) for text in saved.expressions) if saved.any_size else ()
-    )
+    symbols = saved.expressions if saved.any_size else ()
     form = Form(captured, saved.plan, saved.program, torch.get_num_threads(), symbols=symbols)
     modules, kernels = modules_of(library, form, saved.program), {}
     for piece, device, count in pieces_of(form, saved.program):
@@ -246,6 +282,48 @@ def _restored(folder: Path, saved: SavedProgram, captured: Captured) -> dict[str
 def _like(form: tuple[Any, ...], device: torch.device) -> torch.Tensor:
     shape, strides, dtype = form
     return torch.empty_strided(shape, strides, dtype=_dtype(dtype), device=device)
+
+
+def form_of(leaf: Any) -> tuple[Any, ...]:
+    """Return the form of one leaf of the arguments. Raises CaptureError for one that a file cannot hold."""
+    if isinstance(leaf, torch.Tensor):
+        return tuple(leaf.shape), str(leaf.dtype)
+    if leaf is None or isinstance(leaf, (bool, int, float, str)):
+        return type(leaf).__name__, leaf
+    raise CaptureError(
+        f"a folder cannot hold an argument of type {type(leaf).__name__}; pass tensors, numbers and text, in tuples, "
+        "lists and dicts"
+    )
+
+
+def shown(arguments: Sequence[tuple[Any, ...]], saved: SavedProgram | None = None) -> str:
+    """Return the forms of arguments as text, with the open lengths of a saved program and what must hold for them."""
+    opened = saved is not None and saved.any_size and bool(saved.lengths)
+    lengths = saved.lengths if saved is not None and opened else [None] * len(arguments)
+    items = [
+        f"{kind.removeprefix('torch.')} [{', '.join(map(str, own or shape))}]"
+        if isinstance(shape, tuple)
+        else repr(kind)
+        for (shape, kind), own in zip(arguments, lengths)
+    ]
+    where = f" where {' and '.join(dict.fromkeys(saved.conditions))}" if saved is not None and opened else ""
+    return ", ".join(items) + where
+
+
+def lengths_of(lengths: Sequence[tuple[str, ...] | None], leaves: Sequence[Any]) -> dict[str, int] | None:
+    """Return the number for each symbol in a call; None if its tensors have other forms than these."""
+    held: dict[str, int] = {}
+    pairs: list[tuple[str, int]] = []
+    for own, leaf in zip(lengths, leaves, strict=True):
+        if own is None:
+            continue
+        if not isinstance(leaf, torch.Tensor) or leaf.dim() != len(own):
+            return None
+        pairs += zip(own, leaf.shape)
+    for text, length in pairs:
+        if text.isidentifier():
+            held.setdefault(text, length)
+    return held if all(value_of(text, held) == length for text, length in pairs) else None
 
 
 def _kinds(key: tuple[Any, ...]) -> list[Any]:

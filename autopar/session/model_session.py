@@ -5,37 +5,35 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Hashable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import fx, nn
-from torch.utils import _pytree as pytree
 
-from ..capture import Captured, Untraceable
+from ..capture import Captured
 from ..capture import autocast as casting
 from ..capture.captured import restore_strides
 from ..capture.convert import captured_at
 from ..capture.eager_form import unprinted
 from ..capture.floats import fixable
-from ..capture.refusals import explain
+from ..capture.refusals import Untraceable, explain
 from ..capture.region import Region
+from ..capture.torch_private import pytree
 from ..errors import AutoparError, MemoryCapError, PlanError
 from ..ir.machine import Machine
 from ..ir.plan import Plan
-from ..runtime.autograd_bridge import Written, placed
-from ..runtime.thread_state import alone_with, unseen
-from .check_wanted import wanted
+from ..runtime.autograd_bridge import EagerCall, memory_key
+from ..runtime.thread_state import capture_lock_and, no_saved_tensor_hooks
 from .compare import Snapshot
 from .compiled_graph import CompiledGraph
-from .eager_check import Eager
+from .eager_check import Eager, wanted
 from .kernel_selection import build_kernels
-from .model_check import CALL, answer, compared
+from .model_check import CALL
 from .options import Options
 from .own_loop import Training, plan_training
-from .program_cache import CHECKED, Done, again
+from .program_cache import CHECKED, Done, reuse_placement
 from .session import Session
 from .stages import Prepared, plan_captured, prepare, proved
 from .would_fit import advised
@@ -58,11 +56,11 @@ class ModelSession(Session):
         machine: Machine,
         options: Options,
         root: nn.Module | None = None,
-        given: Plan | None = None,
+        user_plan: Plan | None = None,
         arguments: Sequence[str] = (),
         runs_as_written: bool = False,
     ) -> None:
-        super().__init__(CompiledGraph, machine, options, root, given, arguments)
+        super().__init__(CompiledGraph, machine, options, root, user_plan, arguments)
         self.runs_as_written = runs_as_written
 
     def uncaptured(self, graph: CompiledGraph, module: fx.GraphModule, error: Exception) -> None:
@@ -114,12 +112,10 @@ class ModelSession(Session):
             graph.unchecked.discard(key)
             if self._wants_check(graph, prepared):
                 return self._checked(graph, key, prepared, args)
-        short = graph.programs.shorten(key, prepared, args) if self.recording is None else None
-        results = None if short is None else graph.by(short, args)
-        if results is None:
-            with self.lock if prepared.captured.stateful else nullcontext():
-                results = self.run(graph, prepared, args)
-        return results
+        if prepared.captured.stateful:
+            with self.lock:
+                return self.run(graph, prepared, args)
+        return self.run(graph, prepared, args)
 
     def _wants_check(self, graph: CompiledGraph, prepared: Planned) -> bool:
         options = self.options
@@ -133,7 +129,7 @@ class ModelSession(Session):
         # The pins were checked against the whole model.
         asked = self.options if self.root is None else self.options.within(captured.graph)
         known = graph.plans.get("call")
-        options = asked if known is None else again(asked, known)
+        options = asked if known is None else reuse_placement(asked, known)
         try:
             prepared = self._prepared(graph, captured, options, args)
         except MemoryCapError:
@@ -157,18 +153,20 @@ class ModelSession(Session):
     def _prepared(
         self, graph: CompiledGraph, captured: Captured, options: Options, args: Sequence[Any]
     ) -> Planned:
-        given = self._given_for(graph.name, training=bool(captured.tangents))
+        user_plan = self._user_plan_for(graph.name, training=bool(captured.tangents))
         if not captured.tangents:
-            return prepare(captured, self.machine, options, tuple(args), given, self.pool)
+            return prepare(captured, self.machine, options, tuple(args), user_plan, self.pool)
         tensors = captured.flatten(args)
-        joint, halves = plan_training(captured, self.machine, options, tensors, given)
-        return Training(joint, halves, self.pool, self.recorder, self.exclusive, options.kernels)
+        joint, halves = plan_training(captured, self.machine, options, tensors, user_plan)
+        return Training(joint, halves, self)
 
-    def _given_for(self, name: str, *, training: bool) -> Plan | None:
+    def _user_plan_for(self, name: str, *, training: bool) -> Plan | None:
         """Return the user's plan if it is for calls of this kind: for training, a plan with a backward."""
-        given = self.given
-        if given is None or training == any(task.phase == "backward" for task in given.costed.graph.tasks):
-            return given
+        user_plan = self.user_plan
+        if user_plan is None or training == any(
+            task.phase == "backward" for task in user_plan.costed.graph.tasks
+        ):
+            return user_plan
         mine, other = ("with", "without") if training else ("without", "with")
         log.warning(
             "plan= is a plan %s a backward, this call of %s is one %s: a new plan is made", other, name, mine
@@ -176,7 +174,7 @@ class ModelSession(Session):
         return None
 
     def _differentiable(
-        self, prepared: Training, inputs: Sequence[Any], written: Written | None
+        self, prepared: Training, inputs: Sequence[Any], written: EagerCall | None
     ) -> list[Any]:
         """Return the outputs of one training call, measured during a recording; `written` is the call in eager."""
         recording = self.recording
@@ -196,13 +194,13 @@ class ModelSession(Session):
         options: Options,
         args: Sequence[Any],
     ) -> MemoryCapError:
-        given = self._given_for(graph.name, training=bool(captured.tangents))
+        user_plan = self._user_plan_for(graph.name, training=bool(captured.tangents))
         tensors = captured.flatten(args)
 
         def planned(machine: Machine) -> Any:
             if captured.tangents:
-                return plan_training(captured, machine, options, tensors, given)
-            return proved(plan_captured(captured, machine, options, tensors, given))
+                return plan_training(captured, machine, options, tensors, user_plan)
+            return proved(plan_captured(captured, machine, options, tensors, user_plan))
 
         return advised(error, self.machine, planned)
 
@@ -221,7 +219,7 @@ class ModelSession(Session):
             outputs[index] = at[0][at[1]]
         return graph.region.numbers.fill(captured.rebuild(outputs), args)
 
-    def _written(self, graph: CompiledGraph, prepared: Training, args: Sequence[Any]) -> Written | None:
+    def _written(self, graph: CompiledGraph, prepared: Training, args: Sequence[Any]) -> EagerCall | None:
         """Return the call in eager, to be run again for a second derivative; None if that would not give the same
         result."""
         if not prepared.repeatable or casting.anywhere():
@@ -232,16 +230,16 @@ class ModelSession(Session):
             if _versions(args) != before:
                 return None
             unplaced[TWICE] = unplaced.get(TWICE, 0) + 1
-            given = [others.get(id(item), item) for item in args]
-            with casting.off({item.device.type for item in given if isinstance(item, torch.Tensor)}):
-                made = unprinted(graph.module)(*given)
-            return [item for item in made if isinstance(item, torch.Tensor)]
+            leaves = [others.get(id(item), item) for item in args]
+            with casting.off({item.device.type for item in leaves if isinstance(item, torch.Tensor)}):
+                results = unprinted(graph.module)(*leaves)
+            return [item for item in results if isinstance(item, torch.Tensor)]
 
         return written
 
     def _checked(self, graph: CompiledGraph, key: Hashable, prepared: Planned, args: Sequence[Any]) -> Any:
         try:
-            with alone_with(self.lock):
+            with capture_lock_and(self.lock):
                 call = CALL.get() if graph.whole else None
                 captured = prepared.captured
                 if key not in graph.programs:
@@ -250,11 +248,11 @@ class ModelSession(Session):
                     captured = replace(exact, strides=captured.strides)
                 eager: list[Snapshot] = []
                 before = _state(graph.region, args)
-                if call is not None and not call.expected:
+                if call is not None and call.answer is None:
                     # The model itself answers the user's call, for `judge` to compare with the placed answer.
                     eager.append(Snapshot(captured, args))
-                    with self.unrecorded(), unseen():
-                        answer(call, eager[0], partial(_doubt, graph, key))
+                    with self.unrecorded(), no_saved_tensor_hooks():
+                        call.run_model(eager[0], partial(_doubt, graph, key))
                     before = before if _state(graph.region, args) == before else None
                 reference = None
                 if isinstance(prepared, Training):
@@ -270,13 +268,14 @@ class ModelSession(Session):
                     if not changed:
                         graph.disturbed.add(key)
                     if call is not None:
-                        call.expected.clear()
+                        call.answer = None
                 else:
                     if reference is not None:
                         reference.judge(pytree.tree_leaves(output))
-                    compared(call, output, outputs)
+                    if call is not None:
+                        call.compared(output, outputs)
                     graph.right += 1
-                return output if reference is None else reference.settled(output)
+                return output if reference is None else reference.with_eager_strides(output)
         except AutoparError:
             # A program that failed its first check must be checked again.
             graph.forget(key)
@@ -286,7 +285,7 @@ class ModelSession(Session):
         self, graph: CompiledGraph, prepared: Training, captured: Captured, args: Sequence[Any]
     ) -> list[Any]:
         """Compare outputs and gradients of a call with those of the captured graph in eager; return eager's outputs."""
-        with self.unrecorded(), unseen():
+        with self.unrecorded(), no_saved_tensor_hooks():
             weights = graph.region.weights(args)
             eager = Eager(captured, graph.module, args, weights, machine=self.machine)
             with eager.restored():
@@ -309,7 +308,7 @@ def _versions(args: Sequence[Any]) -> list[Any]:
     """Return the versions and places of the tensors among the arguments of a call; those of inference mode have no
     version."""
     tensors = [item for item in args if isinstance(item, torch.Tensor)]
-    return [(-1 if item.is_inference() else item._version, placed(item)) for item in tensors]
+    return [(-1 if item.is_inference() else item._version, memory_key(item)) for item in tensors]
 
 
 def _whole(prepared: Planned) -> Plan:

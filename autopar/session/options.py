@@ -101,7 +101,7 @@ class Options:
         name something in this graph."""
         return replace(self, pins=naming(graph, self.pins))
 
-    def living(self, machine: Machine, model: Any) -> None:
+    def require_homes(self, machine: Machine, model: Any) -> None:
         """Raise PlanError if a weight of a module is not on its declared home; those on meta are yet to come."""
         for path, owner, key in slots(model) if isinstance(model, nn.Module) else ():
             device, tensor = lives(path, self.home), owner[key]
@@ -139,14 +139,14 @@ def _require_split(wanted: Any, machine: Machine) -> None:
         raise PlanError(f"split={wanted}: the number of parts is at least 1")
 
 
-def _device(path: str, given: Any, machine: Machine) -> str:
+def _device(path: str, device: Any, machine: Machine) -> str:
     """Return the machine's name of a device given as in accelerate: a name, a number, a torch.device."""
-    if isinstance(given, int) and not isinstance(given, bool):
+    if isinstance(device, int) and not isinstance(device, bool):
         kinds = [device.kind for device in machine.devices if not device.traits.host]
-        return f"{kinds[0] if kinds else 'cuda'}:{given}"
-    if not isinstance(given, (str, torch.device)):
-        raise DeviceError(f'the pin {path!r} is to {given!r}, which is not a device; write "cuda:0", or 0')
-    name = str(given)
+        return f"{kinds[0] if kinds else 'cuda'}:{device}"
+    if not isinstance(device, (str, torch.device)):
+        raise DeviceError(f'the pin {path!r} is to {device!r}, which is not a device; write "cuda:0", or 0')
+    name = str(device)
     if name in machine.device:
         return name
     if name in ("disk", "meta"):

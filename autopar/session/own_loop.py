@@ -15,8 +15,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -32,18 +32,14 @@ from ..ir.graph import Graph
 from ..ir.machine import Machine
 from ..ir.plan import Plan
 from ..ir.program import Program
-from ..ir.timeline import Timeline
-from ..runtime.autograd_bridge import Written, bridge, placed, unalias
+from ..runtime.autograd_bridge import EagerCall, bridge, memory_key, unalias
 from ..runtime.executor import Executor
-from ..runtime.replicas import Replicas
 from ..transform.divide import closed
 from .halves import STANDING, Half, Halves
 from .kernel_selection import KernelExecutor, build_kernels
 from .options import Options
-from .stages import Prepared, copies, executed, homes_of, plan_captured, timed
-
-Recorder: TypeAlias = Callable[[], list[Timeline] | None]
-"""Returns the list that takes timelines of calls; None: they are not recorded."""
+from .session import Session
+from .stages import Prepared, changes_memory_layout, executed, homes_of, plan_captured, timed
 
 Held: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 """A state that a forward has read, and an alias that keeps its memory."""
@@ -58,15 +54,10 @@ _LESS = 0.97
 
 
 class HeldState:
-    """The weights and buffers that the backward of a joint graph reads.
+    """The weights and buffers that the backward of a joint graph reads."""
 
-    exclusive: the context in which state of the model may be replaced for a moment.
-    """
-
-    def __init__(
-        self, captured: Captured, backward: Graph, exclusive: Callable[[], AbstractContextManager[Any]]
-    ) -> None:
-        self._name, self._exclusive = captured.graph.name, exclusive
+    def __init__(self, captured: Captured, backward: Graph, session: weakref.ref[Session]) -> None:
+        self._name, self._session = captured.graph.name, session
         # A slice of a weight is a view of the tensor that holds the weight.
         read = [
             value
@@ -77,7 +68,7 @@ class HeldState:
         self._reread = {at: value.path for at, value in enumerate(read) if value.name in captured.reread}
         """Paths of state that eager's backward reads itself, by position."""
 
-    def taken(self) -> list[Held]:
+    def current(self) -> list[Held]:
         """Return the state that a forward has just read."""
         return [(owner[key], owner[key].detach()) for owner, key in self._slots]
 
@@ -93,7 +84,8 @@ class HeldState:
         if all(owner.get(key) is tensor for (owner, key), tensor in zip(slots, tensors)):
             yield
             return
-        with self._exclusive():
+        session = self._session()
+        with session.lock if session is not None else contextlib.nullcontext():
             replaced = [(owner, key, owner.get(key, _ABSENT)) for owner, key in slots]
             try:
                 for (owner, key), tensor in zip(slots, tensors):
@@ -106,7 +98,7 @@ class HeldState:
                         del owner[key]
 
     def _as_read(self, at: int, tensor: torch.Tensor, alias: torch.Tensor) -> torch.Tensor:
-        if placed(tensor) == placed(alias):
+        if memory_key(tensor) == memory_key(alias):
             return tensor
         if at not in self._reread:
             return alias
@@ -130,25 +122,25 @@ class Training:
         self,
         captured: Captured,
         halves: Halves,
-        pool: Replicas,
-        recorder: Recorder,
-        exclusive: Callable[[], AbstractContextManager[Any]],
-        kernels: str = "eager",
+        session: Session,
     ) -> None:
-        self.kernels = kernels
-        self.halves, self.pool, self.recorder = halves, pool, recorder
+        self.halves, self._pool, self._kernels = halves, session.pool, session.options.kernels
+        # A backward may come after the last reference to the model.
+        self._session = weakref.ref(session)
         self.repeatable = not captured.stateful
         """True if a call could be repeated with the same result."""
         self.slow_down = halves.joint.costed.machine.slow_down
         names = captured.graph.outputs
-        self._state = HeldState(captured, halves.backward_graph, exclusive)
+        self._state = HeldState(captured, halves.backward_graph, self._session)
         self._first = {names[index]: name for name, index in reversed(captured.tangents)}
         self._origin: Training | None = None
         """The `Training` made for other sizes whose programs this one shares."""
         self._begin(captured)
 
     def _begin(self, captured: Captured) -> None:
-        self.captured = captured if copies(self.halves.joint) else captured.without_redundant_strides()
+        self.captured = (
+            captured if changes_memory_layout(self.halves.joint) else captured.without_redundant_strides()
+        )
         self._places = [*map(captured.graph.outputs.index, self.halves.names)]
         self._backward: dict[tuple[str, ...], tuple[Prepared, tuple[bool, ...]]] = {}
         self._lock = threading.Lock()
@@ -170,14 +162,14 @@ class Training:
 
     def resized(self, source: Captured) -> Training:
         """Return programs for the sizes of `source`, with kernels if these are for all sizes."""
-        made = copy.copy(self)
+        other = copy.copy(self)
         for name in ("plan", "forward_program"):
-            vars(made).pop(name, None)
+            vars(other).pop(name, None)
         halves = self.halves.at(source.sizes)
         assert halves is not None, "it keeps the caps"
-        made._origin, made.halves = self, halves
-        made._begin(source)
-        return made
+        other._origin, other.halves = self, halves
+        other._begin(source)
+        return other
 
     @cached_property
     def plan(self) -> Plan:
@@ -215,7 +207,7 @@ class Training:
                 device = machine.device[name.removeprefix(STANDING)].torch_device
                 state[name] = {"": torch.empty(0, device=device)}, ""
         captured = replace(self.captured, state=state)
-        return executed(captured, plan, half.program, self.pool, self.kernels, changing=True)
+        return executed(captured, plan, half.program, self._pool, self._kernels, changing=True)
 
     @property
     def program(self) -> Program:
@@ -230,36 +222,36 @@ class Training:
     @property
     def executors(self) -> list[Executor | KernelExecutor]:
         """Executors of the programs that were called."""
-        return [prepared.executor for prepared in self._made()]
+        return [prepared.executor for prepared in self._programs()]
 
     @property
     def refusals(self) -> list[str]:
         """The reasons why no kernels are compiled for some of these programs, if there are any."""
-        return [why for prepared in self._made() for why in prepared.refusals]
+        return [why for prepared in self._programs() for why in prepared.refusals]
 
     def leaves(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
         """Return the caller's tensors that have a gradient, in the order of `captured.gradients`."""
-        given = dict(zip(self.captured.graph.inputs, inputs))
+        arguments = dict(zip(self.captured.graph.inputs, inputs))
         state = self.captured.state
         return [
-            state[name][0][state[name][1]] if name in state else given[name]
+            state[name][0][state[name][1]] if name in state else arguments[name]
             for name, _ in self.captured.gradients
         ]
 
-    def outputs(self, inputs: Sequence[Any], written: Written | None = None) -> list[Any]:
+    def outputs(self, inputs: Sequence[Any], written: EagerCall | None = None) -> list[Any]:
         """Return the outputs of one call, in the graph's order, as an autograd function of the leaves.
 
         `written` is the call in eager, for second derivatives.
         """
-        found = dict(zip(self.halves.names, bridge(self, inputs, written, *self.leaves(inputs))))
-        return [found[name] for name in self.halves.outputs]
+        values = dict(zip(self.halves.names, bridge(self, inputs, written, *self.leaves(inputs))))
+        return [values[name] for name in self.halves.outputs]
 
     def dry_run(self, inputs: Sequence[Any], tangents: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
-        """Return outputs and gradients of one call for tangents given by name, without autograd."""
+        """Return outputs and gradients of one call for tangents by name, without autograd."""
         outputs, saved, held = self.forward(inputs)
-        given = [tangents.get(self._first.get(name, "")) for name in self.halves.names]
-        found = dict(zip(self.halves.names, outputs))
-        return [found[name] for name in self.halves.outputs], self.backward(saved, held, given)
+        seeds = [tangents.get(self._first.get(name, "")) for name in self.halves.names]
+        values = dict(zip(self.halves.names, outputs))
+        return [values[name] for name in self.halves.outputs], self.backward(saved, held, seeds)
 
     def forward(self, inputs: Sequence[Any]) -> tuple[list[Any], list[Any], list[Held]]:
         """Run one forward; return its outputs, each object once, its saved values, and the state its backward will
@@ -267,16 +259,16 @@ class Training:
         build_kernels(self.forward_program.executor, inputs)
         results = self._executed(self.forward_program, inputs)
         values = dict(zip(self.halves.outputs, results))
-        held = self._state.taken()
+        held = self._state.current()
         saved = results[len(self.halves.outputs) :]
         # If an output were a view of a weight, writes to it would change the weight unseen by autograd.
-        given = (*inputs, *(owner[key] for owner, key in self.captured.state.values()))
-        outputs = unalias([values[name] for name in self.halves.names], given, saved)
+        leaves = (*inputs, *(owner[key] for owner, key in self.captured.state.values()))
+        outputs = unalias([values[name] for name in self.halves.names], leaves, saved)
         # Read in each call: the first check records those that fake tensors do not know.
         strides = [self.captured.strides[place] for place in self._places]
         if restore_strides(outputs, strides, self.captured.home.type):
             # `restore_strides` makes a tensor with gaps between its elements as a view.
-            outputs = unalias(outputs, given, saved)
+            outputs = unalias(outputs, leaves, saved)
         return outputs, saved, held
 
     def smooth(self, outputs: Sequence[Any]) -> list[Any]:
@@ -287,29 +279,30 @@ class Training:
         self, outputs: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor | None]
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return the outputs of the call in eager, each with its tangent."""
-        made, pairs = dict(zip(self.halves.outputs, outputs)), zip(self.halves.names, tangents)
-        return [(made[n], tangent) for n, tangent in pairs if n in self._first and tangent is not None]
+        values, pairs = dict(zip(self.halves.outputs, outputs)), zip(self.halves.names, tangents)
+        return [(values[n], tangent) for n, tangent in pairs if n in self._first and tangent is not None]
 
     def backward(self, saved: Sequence[Any], held: Sequence[Held], tangents: Sequence[Any]) -> list[Any]:
         """Return the gradient of each leaf for what `forward` returned; None if only None tangents reach it."""
-        given = {
+        by_tangent = {
             self._first[name]: tangent
             for name, tangent in zip(self.halves.names, tangents)
             if tangent is not None and name in self._first
         }
-        live = tuple(name for name in self.halves.tangents if name in given)
+        live = tuple(name for name in self.halves.tangents if name in by_tangent)
         prepared, wanted = self.backward_program(live)
-        values = {**dict(zip(self.halves.saved, saved)), **given}
+        values = {**dict(zip(self.halves.saved, saved)), **by_tangent}
         read = [values[name] for name in prepared.plan.costed.graph.inputs]
         build_kernels(prepared.executor, read)
         with self._state.restored(held):
-            made = iter(self._executed(prepared, read))
-        return [next(made) if has else None for has in wanted]
+            results = iter(self._executed(prepared, read))
+        return [next(results) if has else None for has in wanted]
 
     def _executed(self, prepared: Prepared, inputs: Sequence[Any]) -> list[Any]:
-        calls = self.recorder()
-        if calls is None:
+        session = self._session()
+        if session is None or session.recording is None:
             return prepared.executor(inputs)
+        calls = session.recording.calls
         outputs, timeline = prepared.executor.run(inputs)
         assert timeline is not None
         ahead = f"{self.captured.graph.name} backward" != timeline.title
@@ -324,21 +317,25 @@ class Training:
         self.slow_down = slow_down
         with self._lock:
             vars(self).pop("plan", None)
-            for prepared in self._made():
+            for prepared in self._programs():
                 prepared.slower(slow_down)
 
     def close(self) -> None:
         """Stop the threads of all its programs."""
-        for prepared in self._made():
+        for prepared in self._programs():
             prepared.executor.close()
 
-    def _made(self) -> list[Prepared]:
+    def _programs(self) -> list[Prepared]:
         forward = vars(self).get("forward_program")
         return [*([forward] if forward else []), *(prepared for prepared, _ in self._backward.values())]
 
 
 def plan_training(
-    captured: Captured, machine: Machine, options: Options, tensors: list[torch.Tensor], given: Plan | None
+    captured: Captured,
+    machine: Machine,
+    options: Options,
+    tensors: list[torch.Tensor],
+    user_plan: Plan | None,
 ) -> tuple[Captured, Halves]:
     """Return a joint graph ready for planning, and its plan in two halves that both fit the caps.
 
@@ -347,12 +344,12 @@ def plan_training(
     joint = whole(captured)
 
     def planned(room: Machine, caps: Machine) -> Halves:
-        plan = capped(timed("plan", plan_captured, joint, room, options, tensors, given), caps)
+        plan = capped(timed("plan", plan_captured, joint, room, options, tensors, user_plan), caps)
         homes = homes_of(joint, plan.costed.machine, tensors, options.home)
         return Halves(plan, joint.gradients, homes, options.outputs)
 
     try:
-        return joint, _within(machine, planned, once=given is not None)
+        return joint, _within(machine, planned, once=user_plan is not None)
     except MemoryCapError as error:
         # In their own orders, the halves may also need less than the whole.
         need = _need(planned(machine.uncapped, machine.uncapped))

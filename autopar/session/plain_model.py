@@ -34,7 +34,7 @@ class PlainModel:
         self.kinds: set[Hashable] = set()
         """The kinds of calls that the plain model has won (`_kind`)."""
         options = session.options
-        default = options.check != "always" and options.batch_norm == "full" and session.given is None
+        default = options.check != "always" and options.batch_norm == "full" and session.user_plan is None
         self.competes = (
             options.kernels == "auto" and default and present(session.machine) and self._computes_there()
         )
@@ -57,10 +57,12 @@ class PlainModel:
     def wins(self, placed: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Race the plain model and whole calls of its `placed` form if the latest program has new kernels; return
         True if the plain model wins such calls."""
-        kind, latest = _kind(args, kwargs), self._session.latest
-        if latest is None or is_grad_enabled() or self._session.recording is not None or kind is None:
+        latest = self._session.latest
+        if not self.competes or latest is None or latest[1].executor.raced:
             return False
-        served, prepared = latest
+        kind, (served, prepared) = _kind(args, kwargs), latest
+        if is_grad_enabled() or self._session.recording is not None or kind is None:
+            return False
         executor = prepared.executor
         if not (isinstance(executor, KernelExecutor) and isinstance(prepared, Prepared)):
             return False
@@ -82,7 +84,7 @@ class PlainModel:
             if ratio <= 1 - WORTH:
                 return False
             selection.lose(ratio, keep=not any(map(disturbed, blocks.values())))
-            log.info("the plain model serves, whose placed form takes %.2f of its time", ratio)
+            log.info("the plain model serves: a placed call takes %.2f times as long", ratio)
         self.kinds.add(kind)
         return True
 

@@ -53,27 +53,27 @@ def propagated(plan: Plan, captured: Captured) -> Plan:
     kinds = {name: device.torch_type for name, device in devices.items()}
     if all(kinds[placed.device] == captured.home.type for placed in plan.placed):
         return plan
-    found = _Propagation(plan, captured, kinds).values()
+    values = _Propagation(plan, captured, kinds).values()
     graph = plan.costed.graph
-    before = [value for value in graph.values if value != found[value.name]]
-    if not before:
+    changed = [value for value in graph.values if value != values[value.name]]
+    if not changed:
         return plan
-    log.info("%s: %d values are not laid out as where they were captured", graph.name, len(before))
-    costed = replace(plan.costed, graph=replace(graph, values=tuple(found[v.name] for v in graph.values)))
-    if all((v.bytes, v.storage) == (found[v.name].bytes, found[v.name].storage) for v in before):
+    log.info("%s: %d values are not laid out as where they were captured", graph.name, len(changed))
+    costed = replace(plan.costed, graph=replace(graph, values=tuple(values[v.name] for v in graph.values)))
+    if all((v.bytes, v.storage) == (values[v.name].bytes, values[v.name].storage) for v in changed):
         return replace(plan, costed=costed)
     instance = Instance(costed)
     entry = Race(instance).trial(schedule_of(plan))
     assert entry is not None
-    again = timing(entry.simulation)
+    timed = timing(entry.simulation)
     return replace(
         plan,
         costed=costed,
-        placed=again.placed,
-        transfers=again.transfers,
-        resident=again.resident,
-        memory=again.memory,
-        makespan=again.makespan,
+        placed=timed.placed,
+        transfers=timed.transfers,
+        resident=timed.resident,
+        memory=timed.memory,
+        makespan=timed.makespan,
         lower_bound=lower_bound(instance),
     )
 
@@ -92,7 +92,7 @@ class _Propagation:
         self.known = {value.name: self._known(value) for value in self.graph.values}
         self.forms = {name: self.known[name] for name in self.at}
         self.storage = {name: self.graph.value[name].storage for name in self.at}
-        self.calls: dict[Any, tuple[_Made, ...] | str | None] = {}
+        self.calls: dict[Any, tuple[_Output, ...] | str | None] = {}
 
     def values(self) -> dict[str, Value]:
         """Return every value as its device makes it."""
@@ -102,69 +102,69 @@ class _Propagation:
 
     def _step(self, task: Task) -> None:
         device, reads = self.where[task.name], task.inputs
-        given = tuple(self._arrived(name, device) for name in reads)
+        forms = tuple(self._arrived(name, device) for name in reads)
         if task.target in _BY_STRIDES and reads:
             self._require_places(task, device, reads[0])
-        made = None if task.target in self.captured.calls else self._made(task, device, reads, given)
-        if made is not None and len(made) != len(task.outputs):
-            self._wrong(task, device, f"makes {len(made)} tensors", str(len(task.outputs)))
+        outputs = None if task.target in self.captured.calls else self._outputs_of(task, device, reads, forms)
+        if outputs is not None and len(outputs) != len(task.outputs):
+            self._wrong(task, device, f"makes {len(outputs)} tensors", str(len(task.outputs)))
         for index, name in enumerate(task.outputs):
-            form = self.known[name] if made is None else made[index].form
+            form = self.known[name] if outputs is None else outputs[index].form
             self._judge(task, device, name, form)
             self.forms[name], self.at[name] = form, device
-            self.storage[name] = self._memory(task, index, made)
+            self.storage[name] = self._memory(task, index, outputs)
 
-    def _made(
-        self, task: Task, device: str, reads: tuple[str, ...], given: tuple[_Form | None, ...]
-    ) -> tuple[_Made, ...] | None:
+    def _outputs_of(
+        self, task: Task, device: str, reads: tuple[str, ...], forms: tuple[_Form | None, ...]
+    ) -> tuple[_Output, ...] | None:
         """Return the outputs of a task; None if no call can tell."""
         kind = self.kinds[device]
         places = {name: str(index) for index, name in enumerate(reads)}
         alike = task.reading(places)
         plain = tuple(self.known[name] for name in reads)
         # As text, since 1, 1.0 and True are equal.
-        key = task.target, kind, given, plain, task.unpack, repr(alike.args), repr(alike.kwargs)
+        key = task.target, kind, forms, plain, task.unpack, repr(alike.args), repr(alike.kwargs)
         if key not in self.calls:
-            self.calls[key] = self._tried(alike, kind, given, plain)
-        found = self.calls[key]
-        if isinstance(found, str):
+            self.calls[key] = self._attempt(alike, kind, forms, plain)
+        outputs = self.calls[key]
+        if isinstance(outputs, str):
             raise PlanError(
-                f"{task.where} cannot take the strides it is given on {device}: {found}; {self._advice(task)}"
+                f"{task.where} cannot take the strides it is given on {device}: {outputs}; {self._advice(task)}"
             )
-        return found
+        return outputs
 
-    def _tried(
-        self, task: Task, kind: str, given: tuple[_Form | None, ...], plain: tuple[_Form | None, ...]
-    ) -> tuple[_Made, ...] | str | None:
+    def _attempt(
+        self, task: Task, kind: str, forms: tuple[_Form | None, ...], plain: tuple[_Form | None, ...]
+    ) -> tuple[_Output, ...] | str | None:
         """Return a call's outputs, or why it fails as text, or None if unknown. `plain`: captured forms."""
         try:
-            return called(task, kind, given)
+            return called(task, kind, forms)
         except Exception as error:
             log.debug("%s is not known on %s: %s", task.where, kind, error)
             failure = error
-        if given != plain:
+        if forms != plain:
             # An operator without a fake in this build of torch fails on the captured device and forms too.
             try:
                 called(task, self.home, plain)
             except Exception:
                 return None
             try:
-                called(task, self.home, given)
+                called(task, self.home, forms)
             except Exception:
                 return str(failure).partition("\n")[0]
         return None
 
-    def _memory(self, task: Task, index: int, made: tuple[_Made, ...] | None) -> str:
+    def _memory(self, task: Task, index: int, outputs: tuple[_Output, ...] | None) -> str:
         """Return the storage of an output, by the call or else by the capture.
 
         Captured views follow the schema and may be copies. Lifetimes are correct either way (`lower`, and
         `runtime.lanes.host.apart` if a call shares memory after all).
         """
         value, reads = self.graph.value[task.outputs[index]], task.inputs
-        memory = None if made is None else made[index].memory
+        memory = None if outputs is None else outputs[index].memory
         if memory is not None:
             return self.storage[reads[memory] if memory >= 0 else task.outputs[~memory]]
-        if made is not None and self.kinds[self.where[task.name]] != self.home:
+        if outputs is not None and self.kinds[self.where[task.name]] != self.home:
             return value.name
         others = (*reads, *task.outputs[:index])
         up = next((name for name in others if self.graph.value[name].storage == value.storage), None)
@@ -199,10 +199,10 @@ class _Propagation:
         )
 
     def _advice(self, task: Task) -> str:
-        own = next((name for name, kind in self.kinds.items() if kind == self.home), None)
-        if own is None:
+        home = next((name for name, kind in self.kinds.items() if kind == self.home), None)
+        if home is None:
             return "move the model and its inputs to a device of the plan, so that it is captured there"
-        return f"keep it on {own}: pins={{{task.module or '*'!r}: {own!r}}}"
+        return f"keep it on {home}: pins={{{task.module or '*'!r}: {home!r}}}"
 
     def _arrived(self, name: str, device: str) -> _Form | None:
         """Return a value as it arrives on a device: transfers make it dense."""
@@ -250,7 +250,7 @@ class _Form(NamedTuple):
     dtype: torch.dtype
 
 
-class _Made(NamedTuple):
+class _Output(NamedTuple):
     """One output of a call: its form (None: not a tensor), and the index of the input whose memory it shares,
     or ~index of the output; None: it has its own memory."""
 
@@ -265,12 +265,12 @@ def meaning(target: str, calls: Mapping[str, Callable[..., Any]] | None = None) 
     if space == "autopar" and "." in rest:
         resolve.target(target, calls)  # defines it
         name, _, overload = rest.partition(".")
-        found: Callable[..., Any] = getattr(getattr(torch.ops.autopar, name), overload)
-        return found
+        fake: Callable[..., Any] = getattr(getattr(torch.ops.autopar, name), overload)
+        return fake
     return resolve.target(target, calls)
 
 
-def called(task: Task, kind: str, given: tuple[_Form | None, ...]) -> tuple[_Made, ...]:
+def called(task: Task, kind: str, forms: tuple[_Form | None, ...]) -> tuple[_Output, ...]:
     """Return the outputs of a task, with inputs named by index, for inputs of these forms on a device type.
 
     Raises torch's errors, also if this build of torch has no such call.
@@ -282,22 +282,22 @@ def called(task: Task, kind: str, given: tuple[_Form | None, ...]) -> tuple[_Mad
             None
             if form is None
             else torch.empty_strided(form.shape, form.strides, dtype=form.dtype, device=device)
-            for form in given
+            for form in forms
         ]
-        made = resolve.called(task, function, lambda name: tensors[int(name)], device)
+        results = resolve.called(task, function, lambda name: tensors[int(name)], device)
         owner: dict[int | None, int] = {}
         for index, tensor in enumerate(tensors):
             if tensor is not None:
                 owner.setdefault(memory(tensor), index)
-        return tuple(_outputs(made if task.unpack else [made], owner) if task.outputs else ())
+        return tuple(_outputs(results if task.unpack else [results], owner) if task.outputs else ())
 
 
-def _outputs(made: Any, owner: dict[int | None, int]) -> Iterator[_Made]:
-    for index, item in enumerate(made):
+def _outputs(results: Any, owner: dict[int | None, int]) -> Iterator[_Output]:
+    for index, item in enumerate(results):
         if not isinstance(item, torch.Tensor):
-            yield _Made(None, None)
+            yield _Output(None, None)
             continue
-        yield _Made(_Form(tuple(item.shape), item.stride(), item.dtype), owner.get(memory(item)))
+        yield _Output(_Form(tuple(item.shape), item.stride(), item.dtype), owner.get(memory(item)))
         owner.setdefault(memory(item), ~index)
 
 

@@ -12,7 +12,7 @@ import torch
 
 from ..capture import Captured
 from ..ir.graph import Task
-from .compare import LIMIT, apart, distance, interpret, widen
+from .compare import LIMIT, detached_copy, distance, interpret, widen
 
 DRAWS = 4
 """Number of runs with other roundings."""
@@ -31,7 +31,7 @@ def spread(
     changes, exact, draw = dict.fromkeys(names, 0.0), dict[str, Any](), torch.Generator().manual_seed(0)
     for count in range(1 + DRAWS):
         begin()
-        values: dict[str, Any] = {name: apart(tensor) for name, tensor in start.items()}
+        values: dict[str, Any] = {name: detached_copy(tensor) for name, tensor in start.items()}
         for task in interpret(graph, captured.calls, values, captured.home):
             # Another run of a random task would draw other numbers.
             if count and not task.random:

@@ -7,7 +7,6 @@ memory that all processes of a machine share. Each kernel is a file of its libra
 
 from __future__ import annotations
 
-import ast
 import copyreg
 import dataclasses
 import json
@@ -29,67 +28,18 @@ from ..capture.results import expressions
 from ..capture.torch_private import conditions_of
 from ..costs.calibrate import threads
 from ..errors import AutoparError, CaptureError
-from ..ir.plan import Plan
 from ..ir.program import Program
 from ..runtime.kernels import named, tracing
+from ..runtime.kernels.piece_module import value_of
 from ..runtime.replicas import Replicas
 from .kernel_build import Candidate, Form, modules_of, pieces_of, seen_in
 from .kernel_selection import KernelExecutor
 from .kernel_verdict import installed
+from .loaded import ABOUT, FORMAT, PROGRAMS, WEIGHTS, SavedKernel, SavedProgram, form_of, lengths_of, shown
 from .session import WATCHED, Session
 from .stages import Prepared
 
 log = logging.getLogger("autopar")
-
-FORMAT = "autopar model 1"
-ABOUT, PROGRAMS, WEIGHTS = "model.json", "programs.pickle", "weights.pt"
-
-
-@dataclasses.dataclass(frozen=True)
-class SavedKernel:
-    """The file of a piece's kernel, the forms of its inputs and results, and the lengths for which it holds
-    (`piece_module.Bounds`). A form is shape, strides and dtype."""
-
-    file: str
-    read: tuple[tuple[Any, ...], ...]
-    results: tuple[tuple[Any, ...], ...]
-    bounds: dict[str, tuple[int, int]]
-
-
-@dataclasses.dataclass(frozen=True)
-class SavedProgram:
-    """One program with the form of its calls.
-
-    arguments: the form of each leaf of the arguments, which `tree` holds together: shape and dtype of a tensor, or type
-        and value.
-    inputs: the leaf that is each input of the graph.
-    results: each leaf of the output: ("output", its index), ("argument", the leaf that it is) or ("value", itself).
-    output: the tree of the output; modules: those that define its classes.
-    state: the weight that is each state of the graph.
-    library, kernels: the kernels, by the first task of each piece, for calls of any size or of the saved ones alone.
-    lengths: the length of each axis of each tensor among the arguments, as an expression in symbols; empty if the
-        program serves the saved sizes alone. expressions: those of `sizes`. conditions: what must hold.
-    """
-
-    plan: Plan
-    program: Program
-    arguments: tuple[Any, ...]
-    tree: str
-    inputs: tuple[int, ...]
-    results: tuple[tuple[str, Any], ...]
-    output: str
-    modules: tuple[str, ...]
-    state: dict[str, str]
-    sizes: tuple[float, ...]
-    home: str
-    same: tuple[tuple[int, str], ...]
-    strides: tuple[tuple[int, ...] | None, ...]
-    library: str
-    any_size: bool
-    kernels: dict[str, SavedKernel]
-    lengths: tuple[tuple[str, ...] | None, ...] = ()
-    expressions: tuple[str, ...] = ()
-    conditions: tuple[str, ...] = ()
 
 
 def save(session: Session, run: Callable[..., Any], folder: str | PathLike[str]) -> None:
@@ -267,39 +217,9 @@ def _opened(
             return (), (), ()
         if not all(value_of(text, held) for text in conditions):
             return (), (), ()
-    except (ValueError, NameError):
+    except ValueError:
         return (), (), ()
     return lengths, texts, conditions
-
-
-_PLAIN = (
-    ast.Expression, ast.BinOp, ast.UnaryOp, ast.Compare, ast.Name, ast.Constant, ast.Load, ast.operator, ast.unaryop,
-    ast.cmpop,
-)  # fmt: skip
-
-
-def value_of(text: str, names: Mapping[str, Any]) -> Any:
-    """Return the value of an arithmetic expression. Raises ValueError for any other, NameError for unknown names."""
-    tree = ast.parse(text, mode="eval")
-    if not all(isinstance(node, _PLAIN) for node in ast.walk(tree)):
-        raise ValueError(f"{text} is not plain arithmetic")
-    return eval(compile(tree, text, "eval"), {"__builtins__": {}}, dict(names))
-
-
-def lengths_of(lengths: Sequence[tuple[str, ...] | None], leaves: Sequence[Any]) -> dict[str, int] | None:
-    """Return the number for each symbol in a call; None if its tensors have other forms than these."""
-    held: dict[str, int] = {}
-    pairs: list[tuple[str, int]] = []
-    for own, leaf in zip(lengths, leaves, strict=True):
-        if own is None:
-            continue
-        if not isinstance(leaf, torch.Tensor) or leaf.dim() != len(own):
-            return None
-        pairs += zip(own, leaf.shape)
-    for text, length in pairs:
-        if text.isidentifier():
-            held.setdefault(text, length)
-    return held if all(value_of(text, held) == length for text, length in pairs) else None
 
 
 def _source(leaf: Any, made: Sequence[int], places: Mapping[int, int], sized: bool) -> tuple[str, Any]:
@@ -329,32 +249,6 @@ def _classes(tree: pytree.TreeSpec) -> Iterator[type]:
         yield tree.type
     for child in tree.children():
         yield from _classes(child)
-
-
-def form_of(leaf: Any) -> tuple[Any, ...]:
-    """Return the form of one leaf of the arguments. Raises CaptureError for one that a file cannot hold."""
-    if isinstance(leaf, torch.Tensor):
-        return tuple(leaf.shape), str(leaf.dtype)
-    if leaf is None or isinstance(leaf, (bool, int, float, str)):
-        return type(leaf).__name__, leaf
-    raise CaptureError(
-        f"a folder cannot hold an argument of type {type(leaf).__name__}; pass tensors, numbers and text, in tuples, "
-        "lists and dicts"
-    )
-
-
-def shown(arguments: Sequence[tuple[Any, ...]], saved: SavedProgram | None = None) -> str:
-    """Return the forms of arguments as text, with the open lengths of a saved program and what must hold for them."""
-    opened = saved is not None and saved.any_size and bool(saved.lengths)
-    lengths = saved.lengths if saved is not None and opened else [None] * len(arguments)
-    items = [
-        f"{kind.removeprefix('torch.')} [{', '.join(map(str, own or shape))}]"
-        if isinstance(shape, tuple)
-        else repr(kind)
-        for (shape, kind), own in zip(arguments, lengths)
-    ]
-    where = f" where {' and '.join(dict.fromkeys(saved.conditions))}" if saved is not None and opened else ""
-    return ", ".join(items) + where
 
 
 def _kernels(

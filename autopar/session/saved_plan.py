@@ -18,63 +18,65 @@ SHOWN = 3
 """Limit on the differences of inputs that an error names."""
 
 
-def as_given(graph: Graph, price: Callable[[Graph], CostedGraph], given: Plan, batch_norm: str) -> Plan:
-    """Return the given plan with new times. Raises MemoryCapError, and PlanError with the differences if the
+def follow_user_plan(
+    graph: Graph, price: Callable[[Graph], CostedGraph], user_plan: Plan, batch_norm: str
+) -> Plan:
+    """Return the user's plan with new times. Raises MemoryCapError, and PlanError with the differences if the
     plan was made for another graph."""
-    own = given.costed.graph
-    found = [*differences(own, graph)]
+    planned = user_plan.costed.graph
+    different = [*differences(planned, graph)]
     try:
-        cut = _cut(graph, own, batch_norm)
-        if [task.name for task in cut.tasks] == [task.name for task in own.tasks]:
-            return replan(as_clustered(price(cut), given.costed.clusters), given)
-        found = found or [_first_task(own, cut)]
+        cut = _cut(graph, planned, batch_norm)
+        if [task.name for task in cut.tasks] == [task.name for task in planned.tasks]:
+            return replan(as_clustered(price(cut), user_plan.costed.clusters), user_plan)
+        different = different or [_first_task(planned, cut)]
     except MemoryCapError:
         raise
     except PlanError as error:
         # If the graphs are alike, something else is wrong with the plan.
-        if not found:
+        if not different:
             raise
-        raise _refusal(found, own, graph) from error
-    raise _refusal(found, own, graph)
+        raise _refusal(different, planned, graph) from error
+    raise _refusal(different, planned, graph)
 
 
-def _cut(graph: Graph, own: Graph, batch_norm: str) -> Graph:
+def _cut(graph: Graph, planned: Graph, batch_norm: str) -> Graph:
     """Return the graph, split like that of a plan."""
-    label = own.split
+    label = planned.split
     if label.startswith(LABEL):
-        begun = {task.origin for task in own.tasks if task.part}
+        begun = {task.origin for task in planned.tasks if task.part}
         return split_features(graph, len(rows_of(label)), begun)
     return split_graph(graph, rows_of(label), forced=True, batch_norm=batch_norm) if label else graph
 
 
-def _refusal(found: list[str], own: Graph, graph: Graph) -> PlanError:
-    more = f", and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+def _refusal(different: list[str], planned: Graph, graph: Graph) -> PlanError:
+    more = f", and {len(different) - SHOWN} more" if len(different) > SHOWN else ""
     return PlanError(
-        f"plan= was made for another graph: {len(own.tasks)} tasks of {own.name!r}, this call has {len(graph.tasks)} "
-        f"of {graph.name!r}; {'; '.join(found[:SHOWN])}{more}. Make the plan for the arguments and the grad mode of "
-        "this call: autopar.plan(model, devices, example_inputs=(…)), or fast.plan.save(…) right after a call like it; "
-        "or leave plan= out"
+        f"plan= was made for another graph: {len(planned.tasks)} tasks of {planned.name!r}, this call has "
+        f"{len(graph.tasks)} of {graph.name!r}; {'; '.join(different[:SHOWN])}{more}. Make the plan for the arguments "
+        "and the grad mode of this call: autopar.plan(model, devices, example_inputs=(…)), or fast.plan.save(…) right "
+        "after a call like it; or leave plan= out"
     )
 
 
 def differences(then: Graph, now: Graph) -> Iterator[str]:
     """Yield how the graph of a plan differs from that of a call in what the user controls, as sentences: whether
     there is a backward, and the inputs' shapes and dtypes."""
-    kept, has = (
+    planned, called = (
         "with" if any(task.phase != "forward" for task in graph.tasks) else "without" for graph in (then, now)
     )
-    if kept != has:
-        yield f"the plan is {kept} a backward, this call {has} one"
-    known, given = (
+    if planned != called:
+        yield f"the plan is {planned} a backward, this call {called} one"
+    of_plan, of_call = (
         {graph.value[name].path or name: graph.value[name] for name in graph.inputs} for graph in (then, now)
     )
-    for path, value in given.items():
-        if path not in known:
+    for path, value in of_call.items():
+        if path not in of_plan:
             yield f"the input {path!r}, {_form(value)}, is not in the plan"
-        elif _form(value) != _form(known[path]):
-            yield f"the input {path!r} is {_form(value)}, in the plan {_form(known[path])}"
-    for path, value in known.items():
-        if path not in given:
+        elif _form(value) != _form(of_plan[path]):
+            yield f"the input {path!r} is {_form(value)}, in the plan {_form(of_plan[path])}"
+    for path, value in of_plan.items():
+        if path not in of_call:
             yield f"the plan has an input {path!r}, {_form(value)}, this call has none"
 
 
@@ -84,9 +86,11 @@ def _form(value: Value) -> str:
 
 def _first_task(then: Graph, now: Graph) -> str:
     """Return a sentence on the first task in which the call differs from the plan."""
-    for own, other in zip(now.tasks, then.tasks):
-        if own.name != other.name:
-            return f"the inputs are alike, but this call has {own.where}, the plan {other.where} in its place"
+    for mine, other in zip(now.tasks, then.tasks):
+        if mine.name != other.name:
+            return (
+                f"the inputs are equal, but this call has {mine.where}, the plan {other.where} in its place"
+            )
     longer, whose = (now, "this call") if len(now.tasks) > len(then.tasks) else (then, "the plan")
     task = longer.tasks[min(len(now.tasks), len(then.tasks))]
-    return f"the inputs are alike, but {whose} also has {task.where}"
+    return f"the inputs are equal, but {whose} also has {task.where}"

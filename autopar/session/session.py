@@ -24,11 +24,10 @@ from ..costs.pins import unused
 from ..errors import AutoparError
 from ..ir.machine import Machine
 from ..ir.plan import Plan
-from ..ir.timeline import Timeline
 from ..runtime.executor import Executor
 from ..runtime.record import Recorded
 from ..runtime.replicas import Replicas
-from ..runtime.thread_state import alone_with, reset_after_fork
+from ..runtime.thread_state import capture_lock_and, reset_after_fork
 from ..system.text import counted
 from .kernel_selection import KernelExecutor
 from .options import Options
@@ -62,11 +61,11 @@ class Session(Recorded):
         machine: Machine,
         options: Options,
         root: nn.Module | None = None,
-        given: Plan | None = None,
+        user_plan: Plan | None = None,
         arguments: Sequence[str] = (),
     ) -> None:
         self._graph = graph
-        self.machine, self.options, self.given, self.arguments = machine, options, given, arguments
+        self.machine, self.options, self.user_plan, self.arguments = machine, options, user_plan, arguments
         self._root = weakref.ref(root) if root is not None else None
         self.pool = Replicas()
         self.graphs: list[Any] = []
@@ -81,17 +80,6 @@ class Session(Recorded):
         # Serialises captures, checks and calls that change state.
         self.lock = threading.RLock()
         reset_after_fork.add(self)
-        own = weakref.ref(self)
-
-        def recorder() -> list[Timeline] | None:
-            session = own()
-            return session.recording.calls if session is not None and session.recording is not None else None
-
-        def exclusive() -> AbstractContextManager[Any]:
-            session = own()
-            return session.lock if session is not None else contextlib.nullcontext()
-
-        self.recorder, self.exclusive = recorder, exclusive
 
     def __call__(self, module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callable[..., Any]:
         """Compile a graph captured by Dynamo; return the callable that serves its calls.
@@ -115,10 +103,10 @@ class Session(Recorded):
         if why:
             self.breaks[f"graph break at {place}: {why}"] = None
         # Dynamo may keep this function as long as the process lives; it must not keep the graph alive.
-        own = weakref.ref(served)
+        reference = weakref.ref(served)
 
         def call(*args: Any) -> Any:
-            served: Any = own()
+            served: Any = reference()
             results = served(*args)
             if (watched := WATCHED.get()) is not None:
                 watched.append((served, args, results))
@@ -139,7 +127,7 @@ class Session(Recorded):
 
     def rebinding(self) -> AbstractContextManager[Any]:
         """Return the context in which the state of a graph may be replaced by that of a call."""
-        return alone_with(self.lock)
+        return capture_lock_and(self.lock)
 
     def program(self, graph: Any, captured: Captured, args: Sequence[Any]) -> Any:
         """Return a new program of a graph for the sizes of a call."""
@@ -160,7 +148,7 @@ class Session(Recorded):
     @property
     def asked(self) -> bool:
         """True if the user looks at the plan of a call, which must then be for the call's own sizes."""
-        return self.recording is not None or self.preparing or self.given is not None
+        return self.recording is not None or self.preparing or self.user_plan is not None
 
     def skipped(self, why: str, place: str) -> None:
         """Note a function for which there is no graph."""
@@ -184,7 +172,7 @@ class Session(Recorded):
             return self.latest
         if self.calls or self.unplaced or self.breaks:
             why = "; ".join(self.notes()) or "every call so far has raised an error"
-            raise AutoparError(f"nothing was placed: {why}")
+            raise AutoparError(f"nothing was placed; {why}")
         raise AutoparError(
             "nothing is planned yet: call the compiled model once, or give compile(…, example_inputs=(x,))"
         )
@@ -192,27 +180,27 @@ class Session(Recorded):
     def notes(self) -> list[str]:
         """Return remarks beside one plan: on other graphs, and on calls that were not placed."""
         written = [(served.name, served.written) for served in self.graphs if served.written]
-        found = [f"{name} runs as written, not placed: {why}" for name, why in dict.fromkeys(written)]
+        remarks = [f"{name} runs as written, not placed: {why}" for name, why in dict.fromkeys(written)]
         resized = Counter(served.programs.note for served in self.graphs if served.programs.note)
-        found += [f"{f'in {count} graphs: ' if count > 1 else ''}{note}" for note, count in resized.items()]
+        remarks += [f"{f'in {count} graphs: ' if count > 1 else ''}{note}" for note, count in resized.items()]
         if len(self.graphs) > 1:
             tasks = [len(plan.costed.graph.tasks) for plan in self.plans()]
-            found.append(
+            remarks.append(
                 f"torch.compile captured {len(self.graphs)} graphs, {len(tasks)} of them placed, with "
-                f"{', '.join(map(str, tasks))} tasks; this is the one that ran last"
+                f"{', '.join(map(str, tasks))} tasks; this report is on the one that ran last"
             )
         if self.root is not None:
-            found += unused([plan.costed.graph for plan in self.plans()], self.options.pins)
-        found += self._uncompiled()
-        found += [
+            remarks += unused([plan.costed.graph for plan in self.plans()], self.options.pins)
+        remarks += self._uncompiled()
+        remarks += [
             f"{counted(count, 'call')} ran as written: {why}" for why, count in [*self.unplaced.items()]
         ]
-        return [*found, *list(self.breaks)]
+        return [*remarks, *list(self.breaks)]
 
     def plans(self) -> list[Plan]:
         """Return the latest plan of each placed graph, in order of capture."""
-        kept = [list(served.programs.values()) for served in self.graphs]
-        return [programs[-1].plan for programs in kept if programs]
+        programs_of = [list(served.programs.values()) for served in self.graphs]
+        return [programs[-1].plan for programs in programs_of if programs]
 
     def _uncompiled(self) -> list[str]:
         """Return a sentence for each graph and each reason why no kernels are compiled for its programs."""
@@ -223,7 +211,7 @@ class Session(Recorded):
             for why in planned.refusals
         )
         return [
-            f"{name}: kernels: eager{f' for {count} sets of sizes' if count > 1 else ''}, {why}"
+            f"{name}: no kernels{f' for {count} sets of sizes' if count > 1 else ''}: {why}"
             for (name, why), count in refusals.items()
         ]
 

@@ -13,39 +13,41 @@ from typing import Any
 import torch
 
 from ..capture import Captured
-from ..capture.results import resizable
+from ..capture.results import expressions, resizable
 from ..costs.clustering import repriced, unfused
 from ..costs.detect import one_lane, slowed, with_slow_down
 from ..costs.measure import measured
 from ..costs.pins import Home, pinned_sums, resolve, resolve_sums, streamed, user_homes
-from ..costs.roofline import Ratios, cost, workspace
+from ..costs.roofline import Ratios, cost
 from ..errors import MemoryCapError
 from ..ir.costed import CostedGraph
 from ..ir.graph import Graph
 from ..ir.machine import Machine
 from ..ir.open_size import resized
 from ..ir.plan import Plan
-from ..ir.program import Program, tasks_of
+from ..ir.program import Program
 from ..lowering.check import check
 from ..lowering.lower import lower
-from ..lowering.memory_bound import Peak, fits
+from ..lowering.memory_bound import Peak
 from ..planner import replan
 from ..planner.lists.single import seconds_moved
+from ..runtime.bind_program import keeps_caps
 from ..runtime.executor import Executor
+from ..runtime.kernels.piece_module import LEAST
 from ..runtime.replicas import Replicas
-from ..system.process import uncollected
+from ..system.process import gc_paused
 from ..system.text import counted, seconds, stage
 from ..transform.buckets import ALONE_BYTES, BUCKET_BYTES, grouped
 from ..transform.rewrites import local
 from .batch_split import best_plan
 from .compare import present
-from .kernel_build import Form, in_place, symbols_of
+from .kernel_build import Form, in_place
 from .kernel_selection import KernelExecutor, KernelSelection
 from .kernel_verdict import refused
 from .model_check import CallForm
 from .options import Options
 from .propagate import propagated
-from .saved_plan import as_given
+from .saved_plan import follow_user_plan
 from .streaming import shortest
 
 log = logging.getLogger("autopar")
@@ -99,7 +101,7 @@ class Prepared:
 
     def resized(self, source: Captured) -> Prepared:
         """Return the program for the sizes of `source`, with kernels if these are for all sizes."""
-        captured = source if copies(self.plan) else source.without_redundant_strides()
+        captured = source if changes_memory_layout(self.plan) else source.without_redundant_strides()
         return replace(self, captured=captured, executor=self.executor.resized(source.sizes), source=source)
 
     @property
@@ -122,36 +124,20 @@ class Prepared:
         self.executor.close()
 
 
-def keeps_caps(program: Program, graph: Graph) -> bool:
-    """Return True if a program keeps every memory cap in a call in which the values of its graph have the bytes that
-    `graph` tells."""
-    buffers = tuple(
-        each if each.kind == "resident" else replace(each, bytes=graph.value[each.value].bytes)
-        for each in program.buffers
-    )
-    tasks = (task for _, step in program.steps() for task in tasks_of(step))
-    scratch = tuple((task, workspace(graph, graph.task[task])) for task in tasks)
-    everything = sum(each.bytes for each in buffers) + sum(nbytes for _, nbytes in scratch)
-    # The bound takes milliseconds, as much as a short call, and each length of a sequence may be new.
-    return all(everything <= cap for _, cap in program.caps) or fits(
-        replace(program, buffers=buffers, workspace=scratch)
-    )
-
-
 def prepare(
     captured: Captured,
     machine: Machine,
     options: Options,
     args: tuple[Any, ...],
-    given: Plan | None,
+    user_plan: Plan | None,
     pool: Replicas | None = None,
 ) -> Prepared:
     """Plan, lower, check and bind a capture for the arguments of a call. `pool`: replicas of its state."""
     tensors = captured.flatten(args)
-    plan = timed("plan", plan_captured, captured, machine, options, tensors, given)
+    plan = timed("plan", plan_captured, captured, machine, options, tensors, user_plan)
     prepared = bind(captured, plan, pool, options.kernels)
     single = plan.best_single
-    if options.measure and given is None and single and repeatable(captured, plan):
+    if options.measure and user_plan is None and single and repeatable(captured, plan):
         alone = replace(options, policy=f"single {single[0]}", split=None)
         rival = bind(captured, plan_captured(captured, machine, alone, tensors), pool, options.kernels)
         faster: Prepared = timed("race", race, prepared, rival, tensors)
@@ -168,7 +154,7 @@ def bind(
 ) -> Prepared:
     """Return the proved program of a plan, bound to the live model, as `executed` does."""
     program, _ = proved(plan)
-    trusted = captured if copies(plan) else captured.without_redundant_strides()
+    trusted = captured if changes_memory_layout(plan) else captured.without_redundant_strides()
     return replace(executed(trusted, plan, program, pool or Replicas(), kernels, changing), source=captured)
 
 
@@ -182,7 +168,11 @@ def executed(
     executor = Executor(captured, plan, run, pool)
     if kernels == "eager":
         return Prepared(captured, plan, run, executor)
-    symbols = symbols_of(captured, plan.costed)
+    # One kernel can serve calls of all sizes if none is too short for what torch exports.
+    long = all(size >= LEAST for size in captured.sizes if isinstance(size, int))
+    on_cpu = all(device.torch_type == "cpu" for device in plan.costed.machine.devices)
+    any_size = on_cpu and long and resizable(captured, plan.costed)
+    symbols = expressions(captured.open or ()) if any_size else ()
     form = Form(captured, plan, program, torch.get_num_threads(), changing, symbols)
     if why := refused(form, pool):
         log.info("kernels of %s are eager's: %s", captured.graph.name, why)
@@ -190,12 +180,12 @@ def executed(
     return Prepared(captured, plan, run, KernelExecutor(KernelSelection(executor, form, pool, kernels)))
 
 
-def copies(plan: Plan) -> bool:
+def changes_memory_layout(plan: Plan) -> bool:
     """Return True if values are transferred or rejoined, which changes their memory layout."""
     return bool(plan.transfers or plan.costed.graph.split)
 
 
-@uncollected()
+@gc_paused()
 def proved(plan: Plan) -> tuple[Program, tuple[Peak, ...]]:
     """Return the program of a plan and its proven peaks. Raises MemoryCapError or ProgramError."""
     program = timed("lower", lower, plan)
@@ -225,25 +215,25 @@ def race(placed: Prepared, alone: Prepared, tensors: list[torch.Tensor]) -> Prep
     placed.executor.close()
     beaten = placed.plan.candidate(f"measured {seconds(placed_s)}, the single device {seconds(alone_s)}")
     others = tuple(each for each in placed.plan.candidates if each.name != beaten.name)
-    kept = replace(alone.plan, candidates=(*others, beaten))
-    return replace(alone, plan=kept, single_s=alone_s)
+    plan = replace(alone.plan, candidates=(*others, beaten))
+    return replace(alone, plan=plan, single_s=alone_s)
 
 
-@uncollected()
+@gc_paused()
 def plan_captured(
     captured: Captured,
     machine: Machine,
     options: Options,
     tensors: list[torch.Tensor],
-    given: Plan | None = None,
+    user_plan: Plan | None = None,
 ) -> Plan:
     """Return the plan for a captured model and inputs `tensors`, with values as the placed devices make them.
-    `given`: an edited plan to use instead.
+    `user_plan`: an edited plan to use instead.
 
     If all is left to the planner, a CPU of several lanes competes with one lane of all its threads.
     """
-    plan = _planned(captured, machine, options, tensors, given)
-    free = given is None and (options.policy, options.split) == ("auto", "auto") and not options.pins
+    plan = _planned(captured, machine, options, tensors, user_plan)
+    free = user_plan is None and (options.policy, options.split) == ("auto", "auto") and not options.pins
     whole = one_lane(machine) if free else None
     if whole is None:
         return plan
@@ -261,8 +251,8 @@ def _beating(plan: Plan, on: Machine, loser: Plan, other: Machine) -> Plan:
     """Return the shorter of two plans for the lanes of a CPU, with the other among its candidates."""
     hosts = (machine.device[machine.host] for machine in (on, other))
     names = [f"{counted(host.lanes, 'CPU lane')} of {counted(host.threads, 'thread')}" for host in hosts]
-    own = tuple(replace(each, note=each.note or names[0]) for each in plan.candidates)
-    return replace(plan, candidates=(*own, loser.candidate(names[1])))
+    candidates = tuple(replace(each, note=each.note or names[0]) for each in plan.candidates)
+    return replace(plan, candidates=(*candidates, loser.candidate(names[1])))
 
 
 def _planned(
@@ -270,7 +260,7 @@ def _planned(
     machine: Machine,
     options: Options,
     tensors: list[torch.Tensor],
-    given: Plan | None = None,
+    user_plan: Plan | None = None,
 ) -> Plan:
     weights = dict(captured.gradients)
     homes = homes_of(captured, machine, tensors, options.home)
@@ -279,7 +269,7 @@ def _planned(
     alone = [device.torch_type for device in machine.devices] == ["cpu"]
     asked = streamed(captured.graph, user_homes(captured.graph, options.home))
     graph = grouped(asked, homes, pins, ALONE_BYTES if alone else BUCKET_BYTES)
-    if machine.draws_apart:
+    if machine.separate_generators:
         graph = local(graph)
     own = {*graph.outputs}
     gradients = tuple((target, name) for target, name in captured.gradients if name in own)
@@ -295,7 +285,9 @@ def _planned(
     def price(candidate: Graph) -> CostedGraph:
         whole = {task.name: task.origin or task.name for task in candidate.tasks}
         pinned = {name: pins[origin] for name, origin in whole.items() if origin in pins}
-        return costed(candidate, living(candidate, homes), {**pinned, **pinned_sums(candidate, sums)})
+        return costed(
+            candidate, homes_with_slices(candidate, homes), {**pinned, **pinned_sums(candidate, sums)}
+        )
 
     def moved(candidate: Graph, device: str) -> CostedGraph:
         own = {**homes, **dict.fromkeys(candidate.state, device)}
@@ -310,17 +302,17 @@ def _planned(
             plan = replace(plan, singles=seconds_moved(graph, machine, moved))
         return with_slow_down(plan)
 
-    if given is None:
+    if user_plan is None:
         free = (options.home, options.policy, options.split in (None, "auto")) == ("auto", "auto", True)
         plan = partial(best_plan, price=price, options=options)
         fine = partial(best_plan, price=lambda candidate: unfused(price(candidate)), options=options)
         return finished(shortest(graph, machine, homes, plan, fine, weights) if free else plan(graph))
-    graph = streamed(graph, {*graph.streamed, *given.costed.graph.streamed})
-    return finished(as_given(graph, price, given, options.batch_norm))
+    graph = streamed(graph, {*graph.streamed, *user_plan.costed.graph.streamed})
+    return finished(follow_user_plan(graph, price, user_plan, options.batch_norm))
 
 
 def at_home(planned: Callable[[Options], Plan], options: Options, machine: Machine) -> Plan:
-    """Return a plan for training. On a declared machine without given homes, if the best single device alone
+    """Return a plan for training. On a declared machine without homes asked for, if the best single device alone
     is faster than the plan, return the shorter of it and a plan with all weights on that device."""
     plan = planned(options)
     best = plan.best_single
@@ -345,7 +337,7 @@ def homes_of(
     return {**homes, **dict.fromkeys((name for name, _ in captured.tangents), first)}
 
 
-def living(graph: Graph, homes: Mapping[str, str]) -> dict[str, str]:
+def homes_with_slices(graph: Graph, homes: Mapping[str, str]) -> dict[str, str]:
     """Return the homes of a graph with slices of state, which live at the home of the whole state."""
     return {**homes, **{value.name: homes[value.slice.of] for value in graph.values if value.slice}}
 

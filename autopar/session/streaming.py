@@ -58,8 +58,8 @@ def shortest(
     label, best = min(plans, key=lambda each: each[1].makespan)
     others = [plan.candidate(_note(name)) for name, plan in plans if plan is not best]
     # The best plan's own candidates stream the same weights.
-    own = [replace(each, note=each.note or _note(label)) for each in best.candidates]
-    return replace(best, candidates=(*own, *others)) if others else best
+    candidates = [replace(each, note=each.note or _note(label)) for each in best.candidates]
+    return replace(best, candidates=(*candidates, *others)) if others else best
 
 
 def _note(label: str) -> str:
@@ -89,10 +89,10 @@ def _sets(
     if not host.traits.host or not rooms or None in rooms or total <= least:
         return
     for share in STAYING:
-        kept = share * max(room or 0 for room in rooms) / total
+        resident = share * max(room or 0 for room in rooms) / total
         names, spare = [], 0.0
         for name, nbytes in size.items():
-            spare += kept * nbytes
+            spare += resident * nbytes
             if spare >= nbytes:
                 spare -= nbytes
             else:

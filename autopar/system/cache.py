@@ -61,24 +61,24 @@ def store(path: Path, entries: dict[str, Any]) -> None:
                 os.unlink(name)
             raise
     except OSError as error:
-        log.warning("%s", _not_kept(error))
+        log.warning("%s", _unwritable(error))
 
 
-def kept() -> str:
+def note() -> str:
     """Return the sentence that says where measurements are kept, or why they are not."""
     try:
         folder().mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder()):
             return f"measurements are kept in {folder()}"
     except OSError as error:
-        return _not_kept(error)
+        return _unwritable(error)
 
 
-def _not_kept(error: OSError) -> str:
+def _unwritable(error: OSError) -> str:
     return f"measurements are not kept: {error}; set AUTOPAR_CACHE to a folder that can be written"
 
 
-def figure(value: Any) -> bool:
+def is_figure(value: Any) -> bool:
     """Return True if a stored value is valid as seconds, bytes or a rate."""
     return isinstance(value, (int, float)) and 0 < value < float("inf")
 

@@ -17,7 +17,6 @@ from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
 from ..capture.torch_private import norm_of
-from ..errors import RunError
 from ..runtime.flat_transfer import joined, pieces
 
 Column = Sequence[torch.Tensor]
@@ -35,46 +34,40 @@ def formula(
     `in_place`, for one parameter, it changes and returns the parameter and its state. Each call reads
     hyperparameters and Adam's step counts from the live optimizer, the counts by `parameters`. Gradients are
     multiplied by the coefficient, which all items share, unless it is None. Results are bitwise equal to
-    `optimizer.step()` on the same device. It raises RunError if the group now requires other state.
+    `optimizer.step()` on the same device.
     """
 
-    def stepped(*items: Sequence[Any]) -> tuple[torch.Tensor, ...]:
-        paths, (number, *_), given, gradients, (coefficient, *_), *state = zip(*items)
+    def update(*items: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+        paths, (number, *_), before, gradients, (coefficient, *_), *state = zip(*items)
         group = optimizer.param_groups[number]
-        wanted = entries(group)
-        if len(wanted) != len(state):
-            raise RunError(
-                f"param group {number} now needs {', '.join(wanted) or 'no state'} of {paths[0]}, which the "
-                "planned step does not read; plan the step again after changing momentum or amsgrad"
-            )
         counts = [optimizer.state[parameters[path]]["step"] for path in paths] if "betas" in group else []
         if len(items) > 1:
-            made, gradient, *held = map(joined, (given, gradients, *state))
+            after, gradient, *entries_after = map(joined, (before, gradients, *state))
             if coefficient is not None:
                 gradient.mul_(coefficient)
-            if not alike(group, made.dtype, made.device) or not _equal(counts):
-                new, grads, *rest = (pieces(flat, given) for flat in (made, gradient, *held))
-                step(group, new, grads, rest, counts, own=True)
-                return made, *held
-            counts, own = counts[:1], True
+            if not alike(group, after.dtype, after.device) or not _equal(counts):
+                each, grads, *rest = (pieces(flat, before) for flat in (after, gradient, *entries_after))
+                step(group, each, grads, rest, counts, may_overwrite=True)
+                return after, *entries_after
+            counts, may_overwrite = counts[:1], True
         else:
-            (parameter,), (gradient,) = given, gradients
-            own = gradient.stride() != parameter.stride() or coefficient is not None
+            (parameter,), (gradient,) = before, gradients
+            may_overwrite = gradient.stride() != parameter.stride() or coefficient is not None
             if coefficient is not None:
                 gradient = torch.mul(gradient, coefficient, out=torch.empty_like(parameter))
-            elif own:
+            elif may_overwrite:
                 # Fused kernels assume that all tensors have the same layout, as autograd ensures for `.grad`.
                 gradient = torch.empty_like(parameter).copy_(gradient)
-            made, *held = (parameter, *(entry for (entry,) in state))
+            after, *entries_after = (parameter, *(entry for (entry,) in state))
             if not in_place:
-                made, *held = (tensor.clone() for tensor in (made, *held))
-        step(group, [made], [gradient], [[entry] for entry in held], counts, own)
+                after, *entries_after = (tensor.clone() for tensor in (after, *entries_after))
+        step(group, [after], [gradient], [[entry] for entry in entries_after], counts, may_overwrite)
         if in_place and group["fused"]:
             # Fused kernels do not increment the versions by which replicas elsewhere notice the change.
-            torch.autograd.graph.increment_version([made, *held])
-        return made, *held
+            torch.autograd.graph.increment_version([after, *entries_after])
+        return after, *entries_after
 
-    return stepped
+    return update
 
 
 def _equal(counts: Column) -> bool:
@@ -120,11 +113,11 @@ def step(
     gradients: Column,
     state: Sequence[Column],
     counts: Column,
-    own: bool,
+    may_overwrite: bool,
 ) -> None:
     """Update parameters and `state`, a column for each of `entries`, in place.
 
-    `own`: gradients may be changed too. `counts`: Adam's steps so far, not changed.
+    `may_overwrite`: gradients may be changed too. `counts`: Adam's steps so far, not changed.
     """
     device = parameters[0].device
     common: dict[str, Any] = {
@@ -154,7 +147,7 @@ def step(
             **common,
         )
         return
-    if group["nesterov"] and not own and (group["foreach"] or device.type != "cpu"):
+    if group["nesterov"] and not may_overwrite and (group["foreach"] or device.type != "cpu"):
         # torch's SGD over lists adds the momentum to the gradient itself.
         gradients = [gradient.clone() for gradient in gradients]
     sgd(
@@ -185,11 +178,11 @@ def alike(group: Mapping[str, Any], dtype: torch.dtype, device: torch.device) ->
     if any(isinstance(value, torch.Tensor) for value in numbers):
         return False
     flags = tuple((name, value) for name, value in group.items() if value is None or isinstance(value, bool))
-    return _tried(flags, "betas" in group, bool(group.get("momentum")), dtype, device)
+    return _rounds_alike(flags, "betas" in group, bool(group.get("momentum")), dtype, device)
 
 
 @functools.cache
-def _tried(
+def _rounds_alike(
     flags: tuple[tuple[str, bool | None], ...],
     adaptive: bool,
     momentum: bool,
@@ -207,10 +200,10 @@ def _tried(
     angles = torch.arange(total * (2 + len(entries(group))), dtype=torch.float64, device=device)
     whole = (angles * 0.7).sin().square().to(dtype).split(total)
 
-    def made(sizes: Sequence[int]) -> list[torch.Tensor]:
+    def results(sizes: Sequence[int]) -> list[torch.Tensor]:
         parameter, gradient, *state = ([*column.clone().split(sizes)] for column in whole)
         counts = [torch.tensor(3.0, device="cpu") for _ in sizes]
-        step(group, parameter, gradient, state, counts, own=True)
+        step(group, parameter, gradient, state, counts, may_overwrite=True)
         return [torch.cat(column) for column in (parameter, *state)]
 
-    return all(map(torch.equal, made([*sizes]), made([total])))
+    return all(map(torch.equal, results([*sizes]), results([total])))

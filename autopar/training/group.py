@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -19,12 +18,8 @@ from torch import nn
 from ..errors import CaptureError, DeviceError
 from ..transform.buckets import filled
 from .facts import optimizer_facts, state_facts
-from .messages import agree
+from .messages import BUCKET_BYTES, agree, share_weights
 from .updates import as_grad
-
-BUCKET_BYTES = 4 << 20
-"""Bytes of gradients in one all-reduce: on loopback and 10 Gbit/s links they take milliseconds, ten times the
-latency."""
 
 _PIECES = torch.ops.aten.unflatten_dense_tensors.default
 """The parts of a flat tensor in the shapes of others."""
@@ -63,7 +58,7 @@ class AveragingGroup:
         step."""
         self._agree()
 
-    def _held(self) -> list[torch.Tensor]:
+    def _trainable(self) -> list[torch.Tensor]:
         """Return all tensors of the optimizer that may get a gradient."""
         groups = self.optimizer.param_groups
         return [each for group in groups for each in group["params"] if each.requires_grad]
@@ -78,10 +73,10 @@ class AveragingGroup:
 
     def _compare(self) -> None:
         """Compare the versions, models, optimizers and options of all ranks."""
-        named, wanted = self._named(), {id(each) for each in self._held()}
+        named, trained = self._named(), {id(each) for each in self._trainable()}
         places: dict[torch.device, int] = {}
         facts = {
-            name: f"{each.dtype} {[*each.shape]} on {_place(each, places)}{', trained' * (id(each) in wanted)}"
+            name: f"{each.dtype} {[*each.shape]} on {_place(each, places)}{', trained' * (id(each) in trained)}"
             for name, each in named
         }
         facts |= {"the order of tensors": ", ".join(facts), **self.options, **self._settings()}
@@ -90,16 +85,16 @@ class AveragingGroup:
     def _agree(self) -> None:
         """Compare all ranks, and broadcast rank 0's weights and buffers."""
         self._compare()
-        named, wanted = self._named(), {id(each) for each in self._held()}
+        named, trained = self._named(), {id(each) for each in self._trainable()}
         modules = [*self.loss.modules()]
         self._buffers = [(module._buffers, key) for module in modules for key in module._buffers]
-        self._share([each for _, each in named])
+        share_weights(named, self.ranks)
         # In the order in which the backward makes gradients: the last parameter's first.
-        self._trained = [each for _, each in reversed(named) if id(each) in wanted]
+        self._trained = [each for _, each in reversed(named) if id(each) in trained]
         self._buckets = filled(
             (((each.dtype, each.device), each.nbytes, each) for each in self._trained), BUCKET_BYTES
         )
-        self._seen = self._looked()
+        self._seen = self._versions()
         self._sizes = [_size(each) for each, _ in self._seen]
 
     def _require_agreement(self) -> None:
@@ -107,12 +102,12 @@ class AveragingGroup:
         they differ, or a rank has loaded a state or trains other parameters than before, compare everything."""
         digest = hashlib.blake2b(json.dumps(self._settings()).encode(), digest_size=8).digest()
         loaded = self.optimizer.state is not self._state
-        others = {id(each) for each in self._held()} != {id(each) for each in self._trained}
+        others = {id(each) for each in self._trainable()} != {id(each) for each in self._trained}
         # Where all ranks have the same byte, its maximum and that of its complement add up to 255.
         marks = [*digest, *(255 - byte for byte in digest), loaded, others]
-        found = torch.tensor(marks, dtype=torch.uint8, device=self._device)
-        dist.all_reduce(found, dist.ReduceOp.MAX, group=self.ranks)
-        *largest, loaded, others = found.tolist()
+        extremes = torch.tensor(marks, dtype=torch.uint8, device=self._device)
+        dist.all_reduce(extremes, dist.ReduceOp.MAX, group=self.ranks)
+        *largest, loaded, others = extremes.tolist()
         if others:
             self._agree()
         elif loaded or any(a + b != 255 for a, b in zip(largest[:8], largest[8:])):
@@ -127,35 +122,37 @@ class AveragingGroup:
         """
         self._require_agreement()
         with torch.no_grad():
-            looked = self._looked()
-            changed = [
+            versions = self._versions()
+            is_changed = [
                 now is not was or not 0 <= version == known
-                for (now, version), (was, known) in zip(looked, self._seen)
+                for (now, version), (was, known) in zip(versions, self._seen)
             ]
-            resized = [_size(now) != size for (now, _), size in zip(looked, self._sizes)]
+            is_resized = [_size(now) != size for (now, _), size in zip(versions, self._sizes)]
             there = [each.grad is not None for each in self._trained]
-            marks = torch.tensor([*there, *changed, *resized], dtype=torch.uint8, device=self._device)
+            marks = torch.tensor([*there, *is_changed, *is_resized], dtype=torch.uint8, device=self._device)
             marked: Any = dist.all_reduce(marks, dist.ReduceOp.MAX, group=self.ranks, async_op=True)
-            sent = [(bucket, *self._sent(bucket)) for bucket in self._buckets]
+            messages = [(bucket, *self._reduce(bucket)) for bucket in self._buckets]
             marked.wait()
             # Skip reading `marks`, which would wait for an accelerator, where it can say nothing.
-            found = [1] * len(there) if all(there) and not changed else marks.tolist()
-            alive = {id(each) for each, some in zip(self._trained, found) if some}
-            for bucket, flat, work in sent:
+            anywhere = [1] * len(there) if all(there) and not is_changed else marks.tolist()
+            alive = {id(each) for each, some in zip(self._trained, anywhere) if some}
+            for bucket, flat, work in messages:
                 work.wait()
                 for parameter, mean in zip(bucket, _PIECES(flat, bucket)):
                     parameter.grad = as_grad(mean, parameter, False) if id(parameter) in alive else None
-            of_buffers = zip(looked, found[len(there) :], found[len(there) + len(looked) :])
-            buffers = (now for (now, _), some, odd in of_buffers if some and not odd)
-            self._share([buffer for buffer in buffers if buffer is not None])
-            self._seen = self._looked()
+            of_buffers = zip(versions, anywhere[len(there) :], anywhere[len(there) + len(versions) :])
+            share_weights(
+                (("", now) for (now, _), some, odd in of_buffers if some and not odd and now is not None),
+                self.ranks,
+            )
+            self._seen = self._versions()
 
     @property
     def _device(self) -> torch.device:
         """The device of the tensors by which ranks agree."""
         return self._trained[0].device if self._trained else torch.get_default_device()
 
-    def _sent(self, bucket: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Any]:
+    def _reduce(self, bucket: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Any]:
         """Start the all-reduce of a bucket and free the rank's own gradients; return the means as one flat
         tensor, and the work."""
         gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in bucket]
@@ -166,31 +163,10 @@ class AveragingGroup:
         flat.div_(self.size)
         return flat, dist.all_reduce(flat, group=self.ranks, async_op=True)
 
-    def _looked(self) -> list[tuple[Any, int]]:
+    def _versions(self) -> list[tuple[Any, int]]:
         """Return each buffer and its version; a buffer made in inference mode has no version and counts as changed."""
         found = [owner.get(key) for owner, key in self._buffers]
         return [(each, 0 if each is None else -1 if each.is_inference() else each._version) for each in found]
-
-    def _share(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Broadcast these tensors from rank 0, bucket by bucket."""
-        keyed = (((each.dtype, each.device), each.nbytes, each) for each in tensors)
-        first = dist.get_rank(self.ranks) == 0
-        for bucket in filled(keyed, BUCKET_BYTES):
-            flat = torch.cat([each.detach().reshape(-1) for each in bucket])
-            try:
-                dist.broadcast(flat.view(torch.uint8), group=self.ranks, group_src=0)
-            except RuntimeError as error:
-                if "backend" not in str(error):
-                    raise
-                raise DeviceError(
-                    f"the process group cannot send what is on {flat.device} ({error}); give it a backend for each "
-                    'kind of device, init_process_group("cpu:gloo,cuda:nccl"), or move the model'
-                ) from error
-            with torch.no_grad():
-                for tensor, piece in zip(bucket, _PIECES(flat, bucket)):
-                    if not first:
-                        with torch.inference_mode() if tensor.is_inference() else nullcontext():
-                            tensor.copy_(piece)
 
     def __repr__(self) -> str:
         return f"{self.size} ranks over {dist.get_backend(self.ranks)}"
@@ -208,8 +184,8 @@ def _ranks(process_group: Any) -> dist.ProcessGroup:
         return group
     if group is dist.GroupMember.NON_GROUP_MEMBER:
         raise DeviceError(
-            f"rank {dist.get_rank()} is none of the group's; give it a group of its own, or call train_step on the "
-            "group's ranks alone"
+            f"rank {dist.get_rank()} is not in the group; give it a group of its own, or call train_step on "
+            "ranks of the group only"
         )
     raise DeviceError(
         f"process_group={process_group!r} is not a process group; give True for all ranks, what "

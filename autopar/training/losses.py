@@ -12,8 +12,9 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from ..capture import Captured, fails_alone
+from ..capture import Captured
 from ..capture import autocast as casting
+from ..capture.refusals import fails_alone
 from ..capture.region import positional
 from ..errors import CaptureError
 from ..ir.display_names import CRITERION
@@ -67,20 +68,22 @@ class Loss(nn.Module):
         self.called = f"the {role}{'' if called == '<lambda>' else f' {called}'} of {name}"
         """Name of the user's function and its model, for messages."""
         self.rule = rule if isinstance(rule, nn.Module) else _Rule(rule)
-        taken = {path.partition(".")[0] for path, _ in (*model.named_parameters(), *model.named_buffers())}
-        self.path = CRITERION if CRITERION not in taken else f"{CRITERION}_"
+        names = {path.partition(".")[0] for path, _ in (*model.named_parameters(), *model.named_buffers())}
+        self.path = CRITERION if CRITERION not in names else f"{CRITERION}_"
         """Path of the function's own tensors; the model has no such path."""
-        own = positional(rule)[1:]
+        arguments = positional(rule)[1:]
         self.arguments = (
-            own if criterion is None else ["inputs", *(f"targets.{number}" for number in range(len(own)))]
+            arguments
+            if criterion is None
+            else ["inputs", *(f"targets.{number}" for number in range(len(arguments)))]
         )
         """Names of the positional arguments."""
 
     @property
     def function(self) -> Callable[..., Any]:
         """The criterion or `step_fn` as the user gave it."""
-        found: Callable[..., Any] = self.rule.function[0] if isinstance(self.rule, _Rule) else self.rule
-        return found
+        function: Callable[..., Any] = self.rule.function[0] if isinstance(self.rule, _Rule) else self.rule
+        return function
 
     def named_modules(
         self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
@@ -95,27 +98,27 @@ class Loss(nn.Module):
 
     def _loss_alone(self, output: Any) -> Any:
         """Return the output with everything but the loss detached. Raises CaptureError if there is no loss in it."""
-        found = output
+        candidate = output
         if isinstance(output, Mapping):
-            found = output.get("loss")
+            candidate = output.get("loss")
         elif isinstance(output, (tuple, list)):
-            found = output[0] if output else None
-        if not isinstance(found, torch.Tensor):
+            candidate = output[0] if output else None
+        if not isinstance(candidate, torch.Tensor):
             _refuse(
                 f"no loss came back, but {_described(output)}; return the loss, a tensor, or "
                 '(loss, more, …) or {"loss": loss, …}'
             )
             raise CaptureError("no loss")
-        if found.numel() != 1:
+        if candidate.numel() != 1:
             _refuse(
-                f"the loss is of shape {list(found.shape)}, and only one number can be minimised; take its .mean() or "
-                ".sum()"
+                f"the loss is of shape {list(candidate.shape)}, and only one number can be minimised; take its "
+                ".mean() or .sum()"
             )
             raise CaptureError("no loss")
-        loss = minimised(found)
+        loss = minimised(candidate)
 
         def detached(leaf: Any) -> Any:
-            if leaf is found:
+            if leaf is candidate:
                 return loss
             return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
 
@@ -238,18 +241,18 @@ def only_gradients_of(captured: Captured, parameters: set[int]) -> Captured:
     """Return the joint graph with only the gradients of these parameters (by `id`), without the tasks that
     only other gradients need."""
     graph, state = captured.graph, captured.state
-    kept = tuple(
-        (target, made)
-        for target, made in captured.gradients
+    gradients = tuple(
+        (target, gradient)
+        for target, gradient in captured.gradients
         if target in state and id(state[target][0][state[target][1]]) in parameters
     )
-    if len(kept) == len(captured.gradients):
+    if len(gradients) == len(captured.gradients):
         return captured
     count = len(graph.outputs) - len(captured.gradients)
-    outputs = (*graph.outputs[:count], *(made for _, made in kept))
-    wanted = [*outputs, *(made for made, _ in graph.updates)]
-    tasks = needed(graph.tasks, wanted, lambda task: task.phase == "forward")
-    return replace(captured, graph=graph.with_tasks(tasks, outputs=outputs), gradients=kept)
+    outputs = (*graph.outputs[:count], *(gradient for _, gradient in gradients))
+    needs = [*outputs, *(gradient for gradient, _ in graph.updates)]
+    tasks = needed(graph.tasks, needs, lambda task: task.phase == "forward")
+    return replace(captured, graph=graph.with_tasks(tasks, outputs=outputs), gradients=gradients)
 
 
 def in_rule(stack: Iterable[traceback.FrameSummary]) -> bool:

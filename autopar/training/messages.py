@@ -1,5 +1,5 @@
-"""JSON between the ranks of a process group, sent as bytes, never as a pickle; data and weights of rank 0 on
-all ranks; facts in which ranks must agree; ranks in words."""
+"""Messages between the ranks of a process group: data and weights of rank 0 on all ranks, errors of one rank on all,
+facts in which ranks must agree, ranks in words."""
 
 from __future__ import annotations
 
@@ -7,22 +7,25 @@ import builtins
 import hashlib
 import json
 import platform
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from itertools import groupby
 from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from .. import errors
 from ..capture.torch_private import process_groups, timeout_of
-from ..errors import AutoparError, PlanError
-from ..system.versions import VERSION
+from ..errors import AutoparError, DeviceError, PlanError
+from ..system import VERSION
+from ..transform.buckets import filled
 
 Group: TypeAlias = dist.ProcessGroup | None
 """A process group; None: the default group, or this process alone if there is none."""
+
+BUCKET_BYTES = 4 << 20
+"""Bytes of tensors in one message: on loopback and 10 Gbit/s links they take milliseconds, ten times the latency."""
 
 _FAILED = "cannot say what it runs"
 
@@ -44,8 +47,8 @@ def subgroup(ranks: Sequence[int], group: Group = None) -> Any:
     if size_of(group) == size_of():
         return dist.new_group([*ranks], timeout=timeout)
     # The ranks of a part of the job make it alone. torch then names it by the number of groups that each member knows.
-    own = len(process_groups.pg_names)
-    for _ in range(max(gather(own, group)) - own):
+    count = len(process_groups.pg_names)
+    for _ in range(max(gather(count, group)) - count):
         dist.new_group([dist.get_rank()], use_local_synchronization=True)
     return dist.new_group([*ranks], timeout=timeout, use_local_synchronization=True)
 
@@ -58,36 +61,25 @@ def device_of(group: Group = None) -> torch.device:
     return torch.device(kinds[0], torch.accelerator.current_device_index())
 
 
-def broadcast(data: Any, group: Group = None) -> Any:
-    """Return the `data` of rank 0 on every rank; the `data` of the others is ignored."""
-    if size_of(group) == 1:
-        return data
-    device, first = device_of(group), rank_of(group) == 0
-    sent = _tensor(data, device) if first else torch.empty(0, dtype=torch.uint8)
-    count = torch.tensor([sent.numel()], device=device)
-    dist.broadcast(count, group=group, group_src=0)
-    buffer = sent if first else torch.empty(int(count), dtype=torch.uint8, device=device)
-    dist.broadcast(buffer, group=group, group_src=0)
-    return _data(buffer)
-
-
-def made_by_first(make: Callable[[], Any], group: Group = None) -> Any:
-    """Return, on every rank, the JSON data that `make` returns on rank 0 of the group.
+def from_first(make: Callable[[], Any], group: Group = None) -> Any:
+    """Return, on every rank, the data that `make` returns on rank 0 of the group.
 
     If `make` raises, every rank does: the same class of error if autopar or Python has it, else PlanError.
     """
-    sent, fault = None, None
+    message, fault = [None, "", ""], None
     if rank_of(group) == 0:
         try:
-            sent = {"made": make()}
+            message[0] = make()
         except Exception as error:
-            fault, sent = error, {"error": type(error).__name__, "text": str(error)}
-    received = broadcast(sent, group)
+            fault, message = error, [None, type(error).__name__, str(error)]
+    if size_of(group) > 1:
+        dist.broadcast_object_list(message, group=group, group_src=0)
     if fault is not None:
         raise fault
-    if "error" in received:
-        raise _raised(received["error"], received["text"])
-    return received["made"]
+    data, name, text = message
+    if name:
+        raise _raised(str(name), str(text))
+    return data
 
 
 def _raised(name: str, text: str) -> Exception:
@@ -101,39 +93,47 @@ def _raised(name: str, text: str) -> Exception:
 
 @torch.no_grad()
 def share_weights(
-    model: nn.Module, group: Group, device: torch.device, sources: Mapping[str, int] | None = None
+    named: Iterable[tuple[str, torch.Tensor]],
+    group: Group,
+    device: torch.device | None = None,
+    sources: Mapping[str, int] | None = None,
 ) -> None:
-    """Replace the parameters and buffers of a model by those of rank 0, or of the ranks of the group that `sources`
-    has by name, sent from `device`."""
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        sent = tensor.to(device).contiguous()
+    """Replace tensors by those of rank 0, or of the ranks of the group that `sources` has by name.
+
+    They are sent in buckets, from `device`, or from their own devices for None. Raises DeviceError if the group's
+    backend cannot send from there.
+    """
+    source_of = (sources or {}).get
+    keyed = (
+        ((each.dtype, device or each.device, source_of(name, 0)), each.nbytes, (source_of(name, 0), each))
+        for name, each in named
+    )
+    for bucket in filled(keyed, BUCKET_BYTES):
+        tensors = [each for _, each in bucket]
         # As bytes: backends refuse some dtypes.
-        dist.broadcast(
-            sent.reshape(-1).view(torch.uint8), group=group, group_src=(sources or {}).get(name, 0)
-        )
-        tensor.copy_(sent)
+        parts = [each.to(device or each.device).reshape(-1).view(torch.uint8) for each in tensors]
+        flat, source = torch.cat(parts), bucket[0][0]
+        try:
+            dist.broadcast(flat, group=group, group_src=source)
+        except RuntimeError as error:
+            if "backend" not in str(error):
+                raise
+            raise DeviceError(
+                f"the process group cannot send what is on {flat.device} ({error}); give it a backend for each "
+                'kind of device, init_process_group("cpu:gloo,cuda:nccl"), or move the model'
+            ) from error
+        if dist.get_rank(group) != source:
+            for tensor, part in zip(tensors, flat.split([part.numel() for part in parts])):
+                with torch.inference_mode() if tensor.is_inference() else nullcontext():
+                    tensor.copy_(part.view(tensor.dtype).view(tensor.shape))
 
 
-def gather(data: Any, group: Group = None, *, everywhere: bool = True) -> list[Any]:
-    """Return the data of each rank, in rank order: on every rank if `everywhere`, else on rank 0 alone; other
-    ranks then return an empty list."""
-    ranks = size_of(group)
-    if ranks == 1:
-        return [data]
-    device = device_of(group)
-    sent = _tensor(data, device)
-    counts = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(ranks)]
-    dist.all_gather(counts, torch.tensor([sent.numel()], device=device), group=group)
-    longest = max(map(int, counts))
-    padded = torch.zeros(longest, dtype=torch.uint8, device=device)
-    padded[: sent.numel()] = sent
-    here = everywhere or rank_of(group) == 0
-    buffers = [torch.empty_like(padded) for _ in range(ranks)] if here else []
-    if everywhere:
-        dist.all_gather(buffers, padded, group=group)
-    else:
-        dist.gather(padded, buffers or None, group=group, group_dst=0)
-    return [_data(buffer[: int(count)]) for buffer, count in zip(buffers, counts)]
+def gather(data: Any, group: Group = None) -> list[Any]:
+    """Return the data of each rank, in rank order, on every rank."""
+    gathered = [data] * size_of(group)
+    if len(gathered) > 1:
+        dist.all_gather_object(gathered, data, group=group)
+    return gathered
 
 
 def on_every_rank(work: Callable[[], Any], group: Group, kind: type[AutoparError], verb: str = "") -> Any:
@@ -160,16 +160,16 @@ def agree(
     differ. Every rank then raises an error of this kind, with the ranks that differ and the first difference,
     or with the error that `describe` raised on a rank.
     """
-    own = _versions()
+    facts_here = _versions()
     fault: Exception | None = None
     try:
-        own |= describe()
+        facts_here |= describe()
     except Exception as error:
-        fault, own = error, {**own, _FAILED: f"{type(error).__name__}: {error}"}
-    digest = hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
+        fault, facts_here = error, {**facts_here, _FAILED: f"{type(error).__name__}: {error}"}
+    digest = hashlib.sha256(json.dumps(facts_here, sort_keys=True).encode()).hexdigest()
     if len(set(gather(digest, group))) == 1 and fault is None:
         return
-    facts = gather(own, group)
+    facts = gather(facts_here, group)
     if fault is not None:
         raise fault
     for rank, fact in enumerate(facts):
@@ -208,21 +208,13 @@ def difference(facts: list[dict[str, str]]) -> str:
 def named(ranks: Sequence[int]) -> str:
     """Return ranks in words: `rank 3`, `ranks 0 to 2`, `ranks 0, 2 and 5 to 7`."""
     # Along a run of consecutive ranks, rank minus place is constant.
-    apart = groupby(enumerate(sorted(ranks)), lambda item: item[1] - item[0])
-    runs = [[rank for _, rank in run] for _, run in apart]
+    groups = groupby(enumerate(sorted(ranks)), lambda item: item[1] - item[0])
+    runs = [[rank for _, rank in run] for _, run in groups]
     *others, last = (
         word for run in runs for word in ([f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run))
     )
     listed = f"{', '.join(others)} and {last}" if others else last
     return f"rank{'s' if len(ranks) > 1 else ''} {listed}"
-
-
-def _tensor(data: Any, device: torch.device) -> torch.Tensor:
-    return torch.frombuffer(bytearray(json.dumps(data).encode()), dtype=torch.uint8).to(device)
-
-
-def _data(buffer: torch.Tensor) -> Any:
-    return json.loads(bytes(buffer.cpu().numpy()))
 
 
 def _versions() -> dict[str, str]:

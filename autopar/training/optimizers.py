@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 
 from ..capture import Captured
 from ..capture.torch_private import step_hooks
-from ..errors import PlanError
 from ..ir.graph import Ref, Task, Value
 from .formulas import FORMULAS, clip, entries, formula, norm
 
@@ -50,12 +49,12 @@ _known: weakref.WeakValueDictionary[tuple[int, int], _Entries] = weakref.WeakVal
 
 def trained_parameters(captured: Captured) -> dict[str, torch.Tensor]:
     """Return the live parameters with a gradient in a joint graph, by path, in the order of `captured.gradients`."""
-    found = {}
+    parameters = {}
     for name, _ in captured.gradients:
         if name in captured.state:
             owner, key = captured.state[name]
-            found[captured.graph.value[name].path] = owner[key]
-    return found
+            parameters[captured.graph.value[name].path] = owner[key]
+    return parameters
 
 
 def updated(captured: Captured, optimizer: Optimizer, *, clip_norm: float | None = None) -> Captured:
@@ -68,8 +67,7 @@ def updated(captured: Captured, optimizer: Optimizer, *, clip_norm: float | None
     `total_norm`, the norm over all gradients, and `clip_coefficient`, which multiplies each gradient. Each
     call reads hyperparameters from the live param groups; then the caller advances steps by `committed`.
 
-    Requires that there is no `obstacle`. Raises PlanError for a parameter that the optimizer does not hold or has no
-    state for.
+    Requires that there is no `obstacle`, and that the optimizer holds each parameter with a gradient.
     """
     return _Step(captured, optimizer, clip_norm).captured()
 
@@ -139,8 +137,6 @@ def _of_parameters(optimizer: Optimizer, parameters: Mapping[str, torch.Tensor])
                 return f"parameter {position} of param group {number} has a gradient that this model does not give"
     state = optimizer.state
     for path, tensor in parameters.items():
-        if id(tensor) not in groups:
-            return f"{path} is in none of the optimizer's param groups"
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
             return f"{path} is not a plain tensor but a {type(tensor).__name__} of layout {tensor.layout}"
         if tensor._backward_hooks or tensor._post_accumulate_grad_hooks:
@@ -149,18 +145,18 @@ def _of_parameters(optimizer: Optimizer, parameters: Mapping[str, torch.Tensor])
             return f"{path} is {str(tensor.dtype).removeprefix('torch.')}, not floating point"
         if tensor.grad is not None and tensor.grad.layout is not torch.strided:
             return f"{path} has a sparse gradient"
-        held, group = state.get(tensor, {}), groups[id(tensor)]
-        wanted = entries(group)
+        entries_of, group = state.get(tensor, {}), groups[id(tensor)]
+        names = entries(group)
         if (
             group["fused"]
-            and "momentum_buffer" in wanted
+            and "momentum_buffer" in names
             and tensor.device.type == "cpu"
             and tensor.itemsize == 2
         ):
             # The kernel leaves part of a vector undefined: two steps from one state give different results.
             return f"torch's fused SGD with momentum is not reproducible in {tensor.dtype} on a CPU ({path})"
-        for entry in (*wanted, "step") if "betas" in group else wanted:
-            if not isinstance(held.get(entry), torch.Tensor):
+        for entry in (*names, "step") if "betas" in group else names:
+            if not isinstance(entries_of.get(entry), torch.Tensor):
                 return f"the optimizer has no {entry} of {path} yet"
     return ""
 
@@ -169,8 +165,8 @@ def _of_parameters(optimizer: Optimizer, parameters: Mapping[str, torch.Tensor])
 def committed(optimizer: Optimizer, parameters: Iterable[torch.Tensor]) -> None:
     """Apply the side effects of `optimizer.step()` after a program has updated `parameters`: step counts and the
     signal to learning-rate schedulers."""
-    held = (optimizer.state.get(parameter, {}) for parameter in parameters)
-    counts = [state["step"] for state in held if "step" in state]
+    states = (optimizer.state.get(parameter, {}) for parameter in parameters)
+    counts = [state["step"] for state in states if "step" in state]
     if counts:
         torch._foreach_add_(counts, 1)
     if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
@@ -208,7 +204,7 @@ class _Step:
         """Return the complete graph."""
         graph, base = self.graph, self.base
         carried = [target for _, target in self.updates]
-        made = replace(
+        stepped_graph = replace(
             graph,
             values=(*graph.values, *self.values.values()),
             tasks=tuple(self.ordered()),
@@ -225,7 +221,7 @@ class _Step:
             NORM: norm,
             CLIP: clip,
         }
-        return replace(base, graph=made.check(), state={**base.state, **self.state}, calls=calls)
+        return replace(base, graph=stepped_graph.check(), state={**base.state, **self.state}, calls=calls)
 
     def ordered(self) -> Iterator[Task]:
         """Yield the graph's tasks, each followed by those inserted after it."""
@@ -237,30 +233,25 @@ class _Step:
     def update(self, name: str, gradient: str, coefficient: str | None) -> Task:
         """Return the task that updates one parameter."""
         path, parameter = self.graph.value[name].path, self.parameter(name)
-        number = self.groups.get(id(parameter))
-        if number is None:
-            raise PlanError(
-                f"{path} has a gradient but is in no param group of this {type(self.optimizer).__name__}; "
-                "add it, or set its requires_grad to False"
-            )
+        number = self.groups[id(parameter)]
         self.parameters[path] = parameter
         key = id(self.optimizer), id(parameter)
-        held = _known.setdefault(key, _Entries(self.optimizer, parameter))
+        entries_of = _known.setdefault(key, _Entries(self.optimizer, parameter))
         read = [(name, parameter)]
         for entry in entries(self.optimizer.param_groups[number]):
-            if entry not in held:
-                raise PlanError(f"the optimizer has no {entry} of {path} yet; let it step once before")
-            state = self.value(f"{name}_{entry}", held[entry], "state", f"optimizer.state.{path}.{entry}")
-            self.state[state] = held, entry
-            read.append((state, held[entry]))
-        made = tuple(self.value(f"{target}_next", like) for target, like in read)
-        self.updates += zip(made, (target for target, _ in read))
+            state = self.value(
+                f"{name}_{entry}", entries_of[entry], "state", f"optimizer.state.{path}.{entry}"
+            )
+            self.state[state] = entries_of, entry
+            read.append((state, entries_of[entry]))
+        results = tuple(self.value(f"{target}_next", like) for target, like in read)
+        self.updates += zip(results, (target for target, _ in read))
         factor = None if coefficient is None else Ref(coefficient)
         return Task(
             f"update {path}",
             self.kind,
             ((path, number, Ref(name), Ref(gradient), factor, *(Ref(state) for state, _ in read[1:])),),
-            outputs=made,
+            outputs=results,
             unpack=True,
             flops=self.work * parameter.numel(),
             module=path,
@@ -286,14 +277,14 @@ class _Step:
             self.tasks.setdefault(self.graph.producer.get(gradient), []).append(task)
         dtypes = (self.parameter(name).dtype for name, _ in pairs)
         like = torch.empty((), dtype=functools.reduce(torch.promote_types, dtypes), device="meta")
-        made = self.value("total_norm", like), self.value("clip_coefficient", like)
+        results = self.value("total_norm", like), self.value("clip_coefficient", like)
         task = Task(
-            "clip", CLIP, (tuple(map(Ref, norms)), most), outputs=made, unpack=True, flops=2 * len(norms),
+            "clip", CLIP, (tuple(map(Ref, norms)), most), outputs=results, unpack=True, flops=2 * len(norms),
             phase="update",
         )  # fmt: skip
         last = self.graph.tasks[-1].name if self.graph.tasks else None
         self.tasks.setdefault(last, []).append(task)
-        return made[1], last
+        return results[1], last
 
     def parameter(self, name: str) -> torch.Tensor:
         """Return the live tensor of a state value."""

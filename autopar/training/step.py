@@ -15,13 +15,14 @@ from torch import nn
 from ..capture import autocast as casting
 from ..capture.dynamo_private import TorchDynamoException, compiled
 from ..capture.refusals import no_graph
-from ..capture.torch_private import forget_unscaled, transformed
+from ..capture.torch_private import forget_unscaled, set_grad_mode, transformed
+from ..capture.trace_state import leave_inference_modes
 from ..costs.pins import unused
 from ..errors import AutoparError, CaptureError, DifferenceError
 from ..ir.machine import Machine
-from ..ir.pictures import Theme
 from ..ir.plan import Plan
 from ..ir.program import Program
+from ..ir.timeline import Theme
 from ..runtime.record import Recording
 from ..session.options import Options
 from ..session.stages import Prepared
@@ -84,7 +85,7 @@ class TrainStep:
             by_itself = f"gradients are averaged over {self.group}"
         elif self._scaling:
             by_itself = "the scaler decides whether to step"
-        self._session = StepSession(loss, optimizer, machine, options, clip_norm, by_itself)
+        self._session = StepSession(loss, optimizer, clip_norm, by_itself, machine, options)
         self._loss = compiled(loss, self._session, True, None)
         self._lock, self._adding = threading.RLock(), False
         self._numbers: set[int] = set()
@@ -102,7 +103,7 @@ class TrainStep:
             if adds:
                 with signature.undone(args):
                     return self._accumulated(signature, args, anew=False)
-            return self._stepped(signature, args)
+            return self._step(signature, args)
 
         with self._lock:
             try:
@@ -115,26 +116,33 @@ class TrainStep:
     def _called(self, batch: tuple[Any, ...], take: Take | None) -> Any:
         """Return the result of the loss function, whose graph is served by `take`."""
         batch, name, refused.text = self._arguments(batch), type(self.loss).__name__, ""
+        grad_mode = torch.is_grad_enabled()
         try:
+            torch.set_grad_enabled(True)
             self._session.take = take
             self._session.follow_optimizer()
-            with torch.enable_grad(), casting.on(batch, self.autocast):
+            with casting.on(batch, self.autocast):
                 return self._loss(*batch)
         except TorchDynamoException as error:
             if refused.text:
                 raise CaptureError(f"{name}: {refused.text}") from None
             whose = self.loss.called if in_rule(getattr(error, "real_stack", None) or ()) else name
             raise no_graph(whose, error, "use autopar.compile(model, devices) and your own loop") from error
+        except BaseException as error:
+            leave_inference_modes(error)
+            raise
         finally:
+            # Not by `torch.enable_grad()`, which an interrupt may leave before it has restored the mode.
+            set_grad_mode(grad_mode)
             self._session.take = None
 
-    def _stepped(self, signature: Signature, args: Sequence[Any]) -> Any:
+    def _step(self, signature: Signature, args: Sequence[Any]) -> Any:
         """Take a step in one program if possible; otherwise compute gradients, add those in `.grad`, and call
         torch's clipping, scaler and optimizer."""
         waits = any(parameter.grad is not None for parameter in self._session.parameters())
         whole = signature.whole() if signature.checked and not waits else None
         if whole is not None:
-            return signature.taken(args, whole)
+            return signature.take_step(args, whole)
         with signature.undone(args):
             result = self._by_itself(signature, args)
         self.optimizer.zero_grad(set_to_none=True)
@@ -199,8 +207,8 @@ class TrainStep:
             if scaler is not None:
                 scaler.unscale_(self.optimizer)
             # The program of the whole step also adds the norms in the order of the model.
-            held = {id(parameter) for parameter in self._session.parameters()}
-            trained = [parameter for parameter in self.loss.parameters() if id(parameter) in held]
+            known = {id(parameter) for parameter in self._session.parameters()}
+            trained = [parameter for parameter in self.loss.parameters() if id(parameter) in known]
             nn.utils.clip_grad_norm_(trained, self.clip_norm)
         if scaler is None:
             self.optimizer.step()
@@ -285,10 +293,10 @@ class TrainStep:
         except AutoparError as reason:
             return Report(wrapped(str(reason)))
         timeline = self._session.timeline
-        measured = timeline if timeline and timeline.title == plan.costed.graph.name else None
+        recorded = timeline if timeline and timeline.title == plan.costed.graph.name else None
         notes = [*unused([self.ready().captured.graph], self.options.pins), self._updated()]
         kernels = [each.selection.table for each in self._session.with_kernels() if each.selection.table]
-        return explain(plan, measured, None, notes, *names, kernels=kernels, serving=self.serving)
+        return explain(plan, recorded, None, notes, *names, kernels=kernels, serving=self.serving)
 
     def _updated(self) -> str:
         """Return one sentence on how the weights are updated, and why."""
@@ -301,7 +309,7 @@ class TrainStep:
         if self.plan.costed.graph.flat:
             when += " (small ones in buckets)"
         program, buffer = self.program, self.program.buffer
-        if any(buffer[buffer[made].storage].kind == "given" for made, _ in program.updates):
+        if any(buffer[buffer[new].storage].kind == "given" for new, _ in program.updates):
             how = "large ones in place after everything else, the others into buffers that are written back at the end"
             return f"updates: part of the program, {how}"
         return f"updates: part of the program, each weight {when}, into second buffers that take its place at the end"
@@ -309,7 +317,7 @@ class TrainStep:
     def draw(
         self, path: str | PathLike[str], *, width: float | None = None, theme: Theme | None = None
     ) -> None:
-        """Draw the placed step as `.html`, `.svg`, `.png`, `.pdf` or `.dot`. For `.svg`, `.png` and `.pdf`, `width` in
+        """Draw the placed step as `.html`, `.svg`, `.png` or `.pdf`. For `.svg`, `.png` and `.pdf`, `width` in
         pixels and `theme` (`light` or `dark`) can be chosen."""
         from ..view import draw
 

@@ -39,7 +39,7 @@ def step_ahead(
     if optimizer is None:
         return captured, tensors
     captured = only_gradients_of(
-        captured, {id(held) for group in optimizer.param_groups for held in group["params"]}
+        captured, {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     )
     parameters = optimizers.trained_parameters(captured)
     ready = _ready(optimizer, parameters)
@@ -87,8 +87,8 @@ def _ready(optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.Tens
     groups = {id(held): group for group in optimizer.param_groups for held in group["params"]}
     for parameter in parameters.values():
         group, held = groups.get(id(parameter), {}), twin.state.setdefault(parameter, {})
-        wanted = entries(group) if type(optimizer) in FORMULAS and group else ()
-        for entry in wanted:
+        names = entries(group) if type(optimizer) in FORMULAS and group else ()
+        for entry in names:
             held.setdefault(entry, _like(parameter))
         if "betas" in group:
             held.setdefault("step", torch.tensor(0.0))

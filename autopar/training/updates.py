@@ -25,14 +25,13 @@ from ..ir.machine import Machine
 from ..ir.plan import Plan
 from ..planner import replan
 from ..runtime.executor import Executor
-from ..runtime.thread_state import alone
-from ..session.check_wanted import wanted
+from ..runtime.thread_state import capture_lock
 from ..session.compare import Snapshot
 from ..session.compiled_graph import CompiledGraph
-from ..session.eager_check import Eager
+from ..session.eager_check import Eager, wanted
 from ..session.kernel_selection import KernelExecutor, build_kernels
 from ..session.options import Options
-from ..session.program_cache import CHECKED, Done, again
+from ..session.program_cache import CHECKED, Done, reuse_placement
 from ..session.session import Session
 from ..session.stages import Prepared, bind, plan_captured, proved, timed
 from ..session.would_fit import advised
@@ -58,10 +57,10 @@ class StepSession(Session):
         self,
         loss: Loss,
         optimizer: torch.optim.Optimizer,
-        machine: Machine,
-        options: Options,
         clip_norm: float | None,
         by_itself: str,
+        machine: Machine,
+        options: Options,
     ) -> None:
         super().__init__(CompiledGraph, machine, options, loss, arguments=loss.arguments)
         self.optimizer, self.clip_norm, self.by_itself = optimizer, clip_norm, by_itself
@@ -69,15 +68,15 @@ class StepSession(Session):
         self.take: Take | None = None
         self._groups: Hashable = None
         self.check_state()
-        held = set(map(id, self.parameters()))
-        left = [path for path, one in loss.named_parameters() if one.requires_grad and id(one) not in held]
-        if left:
+        known = set(map(id, self.parameters()))
+        others = [path for path, one in loss.named_parameters() if one.requires_grad and id(one) not in known]
+        if others:
             log.warning(
                 "%s: a step computes no gradient of %s, which requires grad but is not in the optimizer (%d in all); "
                 "give one optimizer all that is to be trained, or use autopar.compile and your own loop",
                 self.name,
-                left[0],
-                len(left),
+                others[0],
+                len(others),
             )
 
     def parameters(self) -> list[torch.Tensor]:
@@ -199,9 +198,9 @@ class Signature:
         # The session holds its signatures: in a circle, memory would wait for the garbage collector.
         self._owner, self.raw, self.module = weakref.ref(session), raw, module
         self.start: dict[str, Any] = {}
-        own = {id(parameter) for parameter in session.parameters()}
-        self.weights = {path: tensor for path, tensor in weights.items() if id(tensor) in own}
-        self.captured = only_gradients_of(resident_tangent(raw, self.start), own)
+        trained = {id(parameter) for parameter in session.parameters()}
+        self.weights = {path: tensor for path, tensor in weights.items() if id(tensor) in trained}
+        self.captured = only_gradients_of(resident_tangent(raw, self.start), trained)
         self.options = session.options.within(self.captured.graph)
         self.devices = [torch.empty(0, device=tensor.device) for tensor in self.captured.flatten(args)]
         self.count = len(self.captured.graph.outputs) - len(self.captured.gradients)
@@ -282,21 +281,21 @@ class Signature:
     def resized(self, source: Captured) -> Signature:
         """Return a signature for the sizes of `source` with the programs of this one. The first `CHECKED` of
         them are compared with eager."""
-        made = copy.copy(self)
-        vars(made).pop("gradients", None)
+        other = copy.copy(self)
+        vars(other).pop("gradients", None)
         self._others += 1
-        made._origin, made._whole, made.latest = self, None, None
-        made.captured, made.raw = source, with_sizes(self.raw, source)
+        other._origin, other._whole, other.latest = self, None, None
+        other.captured, other.raw = source, with_sizes(self.raw, source)
         if self.options.check == "first":
-            made.checked = self._others > CHECKED
-        return made
+            other.checked = self._others > CHECKED
+        return other
 
-    def taken(self, args: Sequence[Any], whole: Prepared) -> list[Any]:
+    def take_step(self, args: Sequence[Any], whole: Prepared) -> list[Any]:
         """Take one whole step; return the results of the graph."""
         self.latest = whole
-        found = self._session.executed(whole, self.captured.flatten(args))
+        outputs = self._session.executed(whole, self.captured.flatten(args))
         optimizers.committed(self._session.optimizer, self._trained.values())
-        return self._results(found)
+        return self._results(outputs)
 
     def _placed(self, kind: str, captured: Captured) -> Prepared:
         machine = self._session.machine
@@ -312,15 +311,15 @@ class Signature:
             raise advised(error, machine, planned) from None
 
     def _planned(self, kind: str, captured: Captured) -> Plan:
-        stepped, ways = captured, [(captured, self.options)]
+        changing, ways = captured, [(captured, self.options)]
         if not captured.graph.carried:
             # The optimizer changes all weights after each call that computes gradients alone.
             weights = tuple(target for target, _ in captured.gradients)
-            stepped = replace(captured, graph=replace(captured.graph, changing=weights))
-            ways.insert(0, (stepped, self.options))
+            changing = replace(captured, graph=replace(captured.graph, changing=weights))
+            ways.insert(0, (changing, self.options))
         if kind in self._plans:
             # A placement that fits at one size may not fit at another.
-            ways.insert(0, (stepped, again(self.options, self._plans[kind])))
+            ways.insert(0, (changing, reuse_placement(self.options, self._plans[kind])))
         for source, options in ways:
             try:
                 return refreshed(plan_captured(source, self._session.machine, options, self.devices))
@@ -337,14 +336,14 @@ class Signature:
         eager = None if self.checked else self._eager(args)
         self.latest = self.gradients
         # While alone, no kernels are built: later steps have other programs than the one that is checked.
-        with alone() if eager is not None else nullcontext():
-            found = self._session.executed(self.gradients, self.captured.flatten(args))
+        with capture_lock() if eager is not None else nullcontext():
+            results = self._session.executed(self.gradients, self.captured.flatten(args))
         if eager is not None:
-            made = dict(zip((target for target, _ in self.captured.gradients), found[self.count :]))
-            outputs = [value for value in found[: self.count] if isinstance(value, torch.Tensor)]
+            gradient_of = dict(zip((target for target, _ in self.captured.gradients), results[self.count :]))
+            outputs = [value for value in results[: self.count] if isinstance(value, torch.Tensor)]
             try:
-                with alone():
-                    eager.judge(outputs, [made.get(target) for target, _ in self.raw.gradients])
+                with capture_lock():
+                    eager.judge(outputs, [gradient_of.get(target) for target, _ in self.raw.gradients])
             except DifferenceError:
                 with eager.restored():
                     raise
@@ -352,25 +351,25 @@ class Signature:
         with torch.no_grad():
             gradients = [
                 _hooked(parameter, as_grad(gradient, parameter, shared))
-                for gradient, parameter, shared in zip(found[self.count :], self.parameters, self._shared)
+                for gradient, parameter, shared in zip(results[self.count :], self.parameters, self._shared)
             ]
-        return self._results(found[: self.count]), gradients
+        return self._results(results[: self.count]), gradients
 
     def _results(self, outputs: Sequence[Any]) -> list[Any]:
         """Return the results of Dynamo's graph, detached, since they may include parameters."""
-        found: list[Any] = self.captured.rebuild(
+        results: list[Any] = self.captured.rebuild(
             [value.detach() if isinstance(value, torch.Tensor) else value for value in outputs]
         )
-        return found
+        return results
 
     @contextmanager
     def undone(self, args: Sequence[Any]) -> Iterator[None]:
         """Restore buffers and arguments changed by a call if the block raises."""
-        kept = Snapshot(self.captured, args) if self.captured.graph.mutated else None
+        snapshot = Snapshot(self.captured, args) if self.captured.graph.mutated else None
         try:
             yield
         except BaseException:
-            with kept.restored() if kept is not None else nullcontext():
+            with snapshot.restored() if snapshot is not None else nullcontext():
                 raise
 
     def _eager(self, args: Sequence[Any]) -> Eager | None:
@@ -379,7 +378,7 @@ class Signature:
         if not wanted(plan, plan, self.captured, self.options):
             return None
         ((tangent, _),) = self.raw.tangents
-        with alone():
+        with capture_lock():
             start = {tangent: self.start["tangent"]}
             return Eager(self.raw, self.module, args, self.weights, start, self._session.machine)
 
@@ -387,21 +386,21 @@ class Signature:
     def _shared(self) -> list[bool]:
         """For each gradient, whether it may share memory with another value."""
         graph = self.captured.graph
-        taken = {
+        storages = {
             graph.value[name].storage for name in (*graph.inputs, *graph.state, *graph.outputs[: self.count])
         }
-        found = []
+        shared = []
         for _, name in self.captured.gradients:
             storage = graph.value[name].storage
-            found.append(storage in taken)
-            taken.add(storage)
-        return found
+            shared.append(storage in storages)
+            storages.add(storage)
+        return shared
 
     @property
     def executors(self) -> list[Executor | KernelExecutor]:
         """Executors of the programs that were called."""
-        made = (vars(self).get("gradients"), self._whole)
-        return [prepared.executor for prepared in made if prepared is not None]
+        programs = (vars(self).get("gradients"), self._whole)
+        return [prepared.executor for prepared in programs if prepared is not None]
 
     def close(self) -> None:
         """Stop the threads of its programs."""
@@ -414,7 +413,7 @@ def refreshed(plan: Plan) -> Plan:
     transfers."""
     graph = plan.costed.graph
     costed = replace(plan.costed, graph=replace(graph, changing=()))
-    if not any(transfer.value in graph.kept for transfer in plan.transfers):
+    if not any(transfer.value in graph.refreshed for transfer in plan.transfers):
         return replace(plan, costed=costed)
     rested = replan(costed, plan)
     others = tuple(each for each in rested.candidates if each.policy != rested.policy)
@@ -424,8 +423,8 @@ def refreshed(plan: Plan) -> Plan:
 def _hooked(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     """Return the gradient after the parameter's own hooks, called as in autograd."""
     for hook in tuple((parameter._backward_hooks or {}).values()):
-        changed = hook(gradient)
-        gradient = gradient if changed is None else changed
+        result = hook(gradient)
+        gradient = gradient if result is None else result
     return gradient
 
 

@@ -78,22 +78,22 @@ class _Flow:
     first: axis of the batch in inputs with `rows` there; others have it on the other of their first two axes.
     parts: number of parts, and so of the summands of a sum.
     outer: number of blocks, if above one, of each value with the batch within a merged axis.
-    own: values of which each part has its own.
+    per_part: values of which each part has its own.
     rooted: tasks that a row of the inputs reaches.
     """
 
     def __init__(self, graph: Graph, rows: int, first: int = 0, parts: int = 2) -> None:
         self.graph, self.rows, self.parts = graph, rows, parts
-        self.given: dict[str, int] = {}
+        self.of_inputs: dict[str, int] = {}
         for name in graph.inputs:
             shape = graph.value[name].shape
             for axis in (1 - first, first):
                 if axis < len(shape) and shape[axis] == rows:
-                    self.given[name] = axis
+                    self.of_inputs[name] = axis
         self.refused: set[str] = set()
         self.follow()
-        while torn := self.torn():
-            self.refused |= torn
+        while wrong := self.inconsistent():
+            self.refused |= wrong
             self.follow()
         self.trim_views()
         self.drop_idle()
@@ -104,9 +104,9 @@ class _Flow:
 
     def follow(self) -> None:
         """Choose a cut for each task that the batch reaches, or guess the batch axis of its outputs."""
-        self.axis = dict(self.given)
+        self.axis = dict(self.of_inputs)
         self.outer: dict[str, int] = {}
-        self.own: set[str] = set()
+        self.per_part: set[str] = set()
         self.cuts: dict[str, Cut] = {}
         self.sizes: set[tuple[int, int]] = set()
         self.rooted: set[str] = set()
@@ -124,7 +124,7 @@ class _Flow:
             axes = cut.outputs if cut is not None else map(self.guess, task.outputs)
             for name, axis in zip(task.outputs, axes, strict=True):
                 if axis == OWN:
-                    self.own.add(name)
+                    self.per_part.add(name)
                 if axis is not None and axis >= 0:
                     self.axis[name] = axis
                     self.sizes.add((axis, self.graph.value[name].shape[axis]))
@@ -155,11 +155,11 @@ class _Flow:
         for cut in task.cuts:
             joined, cost = 0, 0
             blocks: set[int] = set()
-            other = torn = False
+            other = wrong = False
             for name, axis in zip(task.inputs, cut.inputs, strict=True):
                 batch = self.axis.get(name)
                 if axis == OWN:
-                    torn = torn or name not in self.own
+                    wrong = wrong or name not in self.per_part
                 elif batch is not None and batch == axis:
                     blocks.add(self.outer.get(name, 1))
                     cost -= self.bytes([name])
@@ -168,12 +168,12 @@ class _Flow:
                     other = other or axis is not None
                 if batch is not None:
                     joined += self.bytes([name])
-            if torn or len(blocks) != 1 or (blocks != {1} and (other or not self.rowwise(task, cut))):
+            if wrong or len(blocks) != 1 or (blocks != {1} and (other or not self.rowwise(task, cut))):
                 continue
             if (
                 self.worth(task, cut, joined, -cost)
                 and (best is None or (joined, cost) < best[0])
-                and self.right(task, cut)
+                and self.divides_rows(task, cut)
             ):
                 best = (joined, cost), cut, blocks.pop()
         if best is not None:
@@ -203,26 +203,26 @@ class _Flow:
             fresh = cut.scale and all(axis is None for axis in cut.inputs)
             pairs = zip(cut.outputs, shapes)
             spread = all(axis is not None and axis >= 0 and shape[axis] == self.rows for axis, shape in pairs)
-            if fresh and spread and self.right(task, cut):
+            if fresh and spread and self.divides_rows(task, cut):
                 return cut
         return None
 
-    def torn(self) -> set[str]:
+    def inconsistent(self) -> set[str]:
         """Return tasks whose parts make their own values although a reader that needs these stays whole; and those that
         draw for a tape, or read it, if others of these stay whole."""
-        torn = set()
+        wrong = set()
         for task in self.graph.tasks:
             if task.target == TAPED and task.random:
                 bound = {task.name, *self.graph.readers[task.outputs[-1]]}
-                torn |= set() if bound <= self.cuts.keys() else bound & self.cuts.keys()
-        for task in self.graph.tasks if self.own else ():
+                wrong |= set() if bound <= self.cuts.keys() else bound & self.cuts.keys()
+        for task in self.graph.tasks if self.per_part else ():
             chosen = self.cuts.get(task.name)
             for index, name in enumerate(task.inputs):
-                if name in self.own and (chosen is None or chosen.inputs[index] not in (OWN, None)):
+                if name in self.per_part and (chosen is None or chosen.inputs[index] not in (OWN, None)):
                     ways = {cut.inputs[index] for cut in task.cuts}
                     if OWN in ways and None not in ways:
-                        torn.add(self.graph.producer[name])
-        return torn
+                        wrong.add(self.graph.producer[name])
+        return wrong
 
     def rowwise(self, task: Task, cut: Cut) -> bool:
         """Return True if a cut treats rows independently, so any rows can form a part."""
@@ -245,16 +245,16 @@ class _Flow:
             if outer and not rest and after[place] % (outer * self.rows) == 0:
                 scale = ((1, place),) if at(task.args, (1, place)) != -1 else ()
                 cut = Cut((axis,), (place,), scale)
-                return (cut, outer) if self.right(task, cut) else (None, 1)
+                return (cut, outer) if self.divides_rows(task, cut) else (None, 1)
         return None, 1
 
-    def right(self, task: Task, cut: Cut) -> bool:
+    def divides_rows(self, task: Task, cut: Cut) -> bool:
         """Return True if parts have whole numbers of rows everywhere, and no output in use is lost."""
         for name, axis in cut_axes(task, cut):
             if self.graph.value[name].shape[axis] % self.rows:
                 return False
-        for name, made in zip(task.outputs, cut.outputs):
-            if made is None and (self.graph.readers[name] or name in self.graph.results):
+        for name, axis_out in zip(task.outputs, cut.outputs):
+            if axis_out is None and (self.graph.readers[name] or name in self.graph.results):
                 return False
         sizes = (at(task.args, path) for path in cut.scale)
         return all(isinstance(size, int) and size % self.rows == 0 for size in sizes)
@@ -303,12 +303,14 @@ class _Flow:
     def drop_idle(self) -> None:
         """Remove runs of split tasks whose work is less than the cost of rejoining or summing their parts."""
         producer = self.graph.producer
-        parts = {name for name in (*self.cut_makes(summed=False), *self.own) if producer[name] in self.cuts}
+        parts = {
+            name for name in (*self.cut_makes(summed=False), *self.per_part) if producer[name] in self.cuts
+        }
         stretch = UnionFind(self.cuts)
         tasks = [task for task in self.graph.tasks if task.name in self.cuts]
         gain: defaultdict[str, int] = defaultdict(int)
         for task in tasks:
-            for name in (*self.cut_reads(task), *self.own.intersection(task.inputs)):
+            for name in (*self.cut_reads(task), *self.per_part.intersection(task.inputs)):
                 if name in parts:
                     stretch.union(producer[name], task.name)
         for name, size in (*self.rejoined().items(), *self.summed().items()):

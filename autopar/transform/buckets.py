@@ -17,7 +17,6 @@ import networkx
 
 from ..ir.display_names import BUCKET, LOSS
 from ..ir.graph import SUM, UPDATES, Argument, Graph, Ref, Task, Value, room
-from ..ir.open_size import count, extents
 
 _FLAT, _PIECES = "aten.flatten_dense_tensors.default", "aten.split_with_sizes.default"
 _SHAPED = "aten.reshape.default"
@@ -176,7 +175,7 @@ def _summed(graph: Graph, sums: list[Task], number: int) -> tuple[list[Value], l
     """Return new values, and tasks that replace a bucket's sums, at the source location of the last one."""
     last, values, tasks, label = sums[-1], list[Value](), list[Task](), f"bucket{number}"
     wholes = [graph.value[task.outputs[0]] for task in sums]
-    counts = tuple(map(count, wholes))
+    counts = tuple(math.prod(value.shape) for value in wholes)
     nbytes, dtype = sum(value.bytes for value in wholes), wholes[0].dtype
 
     def add(name: str, target: str, args: tuple[Argument, ...], **more: Any) -> None:
@@ -197,12 +196,12 @@ def _summed(graph: Graph, sums: list[Task], number: int) -> tuple[list[Value], l
     add(total, SUM, (tuple(map(Ref, flats)),))
     views = tuple(f"{label}#view{index}" for index in range(len(sums)))
     values += (
-        Value(name, (int(length),), dtype, whole.bytes, total, part=(total, index))
+        Value(name, (length,), dtype, whole.bytes, total, part=(total, index))
         for index, (name, length, whole) in enumerate(zip(views, counts, wholes))
     )
     add(f"{label}#views", _PIECES, (Ref(total), counts), outputs=views, unpack=True, free=True)
     for task, name, value in zip(sums, views, wholes):
-        tasks.append(replace(task, target=_SHAPED, args=(Ref(name), extents(value)), free=True))
+        tasks.append(replace(task, target=_SHAPED, args=(Ref(name), value.shape), free=True))
     return values, tasks
 
 

@@ -58,17 +58,17 @@ def divide(graph: Graph, gradients: int) -> tuple[Graph, Graph]:
     """
     tangents = next(task.outputs for task in graph.tasks if task.target == LOSS)
     count = len(graph.outputs) - gradients
-    wanted = [*graph.outputs[:count], *(made for made, _ in graph.updates)]
+    wanted = [*graph.outputs[:count], *(computed for computed, _ in graph.updates)]
     first = needed(graph.tasks, wanted, _effective)
     ahead = {task.name for task in first}
     behind = [task for task in graph.tasks if task.name not in ahead and task.target != LOSS]
     there = {task.name for task in behind}
     # The forward and the loss have ended by then, so waits for them are dropped.
     tasks = tuple(replace(task, after=tuple(n for n in task.after if n in there)) for task in behind)
-    made = {name for task in tasks for name in task.outputs}
+    computed = {name for task in tasks for name in task.outputs}
     state = set(graph.state) - graph.mutated
     read = dict.fromkeys((*(name for task in tasks for name in task.inputs), *graph.outputs[count:]))
-    saved = [name for name in read if name not in made and name not in state and name not in tangents]
+    saved = [name for name in read if name not in computed and name not in state and name not in tangents]
     forward = replace(
         graph,
         values=_values(graph, graph.inputs, graph.state, first),

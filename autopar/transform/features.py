@@ -57,13 +57,13 @@ def stretches(
     task is in at most one stretch that is no refusal. Linear, for each product, in its stretch.
     """
     stretches: list[Stretch] = []
-    taken: set[str] = set()
+    used: set[str] = set()
     tainted = depending(graph, learned)
 
     def enter(stretch: Stretch) -> bool:
         stretches.append(stretch)
         if not stretch.refusal:
-            taken.update(stretch.tasks)
+            used.update(stretch.tasks)
         return not stretch.refusal
 
     for table in dict.fromkeys(
@@ -71,9 +71,9 @@ def stretches(
     ):
         enter(_vocabulary(graph, table, parts))
     for task in graph.tasks:
-        if not _has_weight(graph, task) or task.name in taken:
+        if not _has_weight(graph, task) or task.name in used:
             continue
-        growth = _Growth(graph, parts, tainted, taken, masks)
+        growth = _Growth(graph, parts, tainted, used, masks)
         if not enter(growth.grown(task)):
             enter(_alone(graph, task, parts))
     return stretches
@@ -90,7 +90,7 @@ class _Growth:
     graph: Graph
     parts: int
     tainted: Collection[str]
-    taken: Collection[str]
+    used: Collection[str]
     masks: Collection[str]
     axis: dict[str, int] = field(default_factory=dict)
     columns: dict[str, None] = field(default_factory=dict)
@@ -139,7 +139,7 @@ class _Growth:
 
     def claim(self, task: Task) -> None:
         """Refuse weights that other tasks use too."""
-        if task.name in self.taken:
+        if task.name in self.used:
             raise _Refused(f"{task.where} belongs to another pair")
         for weight in task.inputs[1:]:
             other = next((name for name in self.graph.readers[weight] if name != task.name), None)
@@ -187,7 +187,7 @@ class _Growth:
 
     def enter(self, task: Task, cut: Cut) -> None:
         """Split a task between columns and rows; its other inputs must be split or equal on all ranks."""
-        if task.name in self.taken:
+        if task.name in self.used:
             raise _Refused(f"{task.where} belongs to another pair")
         self.inner[task.name], self.cuts[task.name] = None, cut
         for name, axis in zip(task.inputs, cut.inputs):

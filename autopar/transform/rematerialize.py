@@ -35,17 +35,11 @@ def recomputed(graph: Graph, budget: float) -> Graph:
     """
     if not 0 <= budget <= 1:
         raise ValueError(f"budget={budget!r} is a share of the saved bytes: give a number from 0 to 1")
-    choice = _Selection(graph)
-    choice.cheap(budget * saved_bytes(graph))
+    selection = _Selection(graph)
+    selection.cheap(budget * selection.bytes)
     if budget == 0:
-        others = [_Selection(graph), _Selection(graph)]
-        others[0].cheap(0)
-        for other in others:
-            other.segments()
-        # While the backward of a segment runs, all its values are alive again.
-        better = [choice, *(other for other in others if other.bytes <= choice.bytes)]
-        choice = min(better, key=lambda choice: choice.bytes + choice.largest)
-    return choice.rewritten() if choice.gone else graph
+        selection.segments()
+    return selection.rewritten() if selection.dropped else graph
 
 
 def saved(graph: Graph) -> tuple[str, ...]:
@@ -75,10 +69,9 @@ def _results(graph: Graph) -> set[str]:
 
 
 class _Selection:
-    """Choice of storages to keep saved (`kept`) and to recompute (`gone`).
+    """Selection of the storages that stay saved, `saved`, and of those to recompute, `dropped`.
 
-    bytes: of `kept`.
-    largest: bytes of the largest segment.
+    bytes: of `saved`.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -88,16 +81,15 @@ class _Selection:
         whole = any(task.phase == "update" for task in graph.tasks)
         self.changed = frozenset() if whole else graph.mutated
         self.results = _results(graph)
-        self.kept = dict.fromkeys(saved(graph))
+        self.saved = dict.fromkeys(saved(graph))
         self.bytes = saved_bytes(graph)
-        self.gone: set[str] = set()
-        self.largest = 0
+        self.dropped: set[str] = set()
 
     def cheap(self, limit: float) -> None:
         """Drop values that are cheap to recompute, the best first, until at most `limit` bytes stay saved."""
         late = self.late()
         rates: dict[str, float] = {}
-        for name in self.kept:
+        for name in self.saved:
             again = self.recomputation(name, costly=False) if name in late else None
             if again is not None:
                 rates[name] = self.graph.value[name].bytes / (sum(map(self.touched, again)) or 1)
@@ -120,22 +112,17 @@ class _Selection:
             return max(b - a for a, b in pairwise(marks)) + sum(point.bytes for point in chosen)
 
         chosen = min(filter(None, options), key=rating)
-        bounds = [point.place for point in chosen]
         stay = frozenset[str]().union(*(point.saved for point in chosen))
-        regained = [0] * (len(bounds) + 1)
         late = self.late()
-        for name in reversed(list(self.kept)):
+        for name in reversed(list(self.saved)):
             if name in late and name not in stay and self.recomputation(name, costly=True) is not None:
                 self.drop(name)
-                place = self.place[self.graph.producer[name]]
-                regained[bisect(bounds, place)] += self.graph.value[name].bytes
-        self.largest = max(regained)
 
     def checkpoints(self) -> list[_Checkpoint]:
         """Return the places after which all values that the forward still reads are saved, and some are."""
         value = self.graph.value
-        makers = [self.place[self.graph.producer[name]] for name in self.kept]
-        upto = [0, *accumulate(value[name].bytes for name in self.kept)]
+        makers = [self.place[self.graph.producer[name]] for name in self.saved]
+        upto = [0, *accumulate(value[name].bytes for name in self.saved)]
         forward = [(place, task) for place, task in enumerate(self.graph.tasks) if task.phase == "forward"]
         last = {value[name].storage: place for place, task in forward for name in task.inputs}
         alive: set[str] = set()
@@ -144,15 +131,15 @@ class _Selection:
             made_here = {value[name].storage for name in task.outputs}
             alive |= {name for name in made_here if value[name].kind == "made"}
             alive = {name for name in alive if last.get(name, place) > place}
-            saved = frozenset(name for name in alive if name in self.kept)
+            saved = frozenset(name for name in alive if name in self.saved)
             if saved and all(map(self.ready, alive)) and (not points or saved != points[-1].saved):
                 nbytes = sum(value[name].bytes for name in saved)
-                points.append(_Checkpoint(upto[bisect(makers, place)], nbytes, place, saved))
+                points.append(_Checkpoint(upto[bisect(makers, place)], nbytes, saved))
         return points
 
     def ready(self, name: str) -> bool:
         """Return True if a storage is there in the backward without recomputation."""
-        return self.graph.value[name].kind != "made" or name in self.kept or name in self.results
+        return self.graph.value[name].kind != "made" or name in self.saved or name in self.results
 
     def recomputation(self, name: str, *, costly: bool) -> list[Task] | None:
         """Return the tasks that recompute a storage; None if one may not be repeated or they are too many."""
@@ -214,8 +201,8 @@ class _Selection:
 
     def drop(self, name: str) -> None:
         """Drop a saved storage."""
-        self.gone.add(name)
-        del self.kept[name]
+        self.dropped.add(name)
+        del self.saved[name]
         self.bytes -= self.graph.value[name].bytes
 
     def rewritten(self) -> Graph:
@@ -265,12 +252,12 @@ class _Selection:
 
     def late(self) -> set[str]:
         """Return storages whose first reader in the backward also reads a value made in the backward."""
-        found: dict[str, bool] = {}
+        first: dict[str, bool] = {}
         for task in self.graph.tasks:
             if task.phase != "forward":
                 for name in task.inputs:
-                    found.setdefault(self.graph.value[name].storage, self.anchor(task) is not None)
-        return {name for name, late in found.items() if late}
+                    first.setdefault(self.graph.value[name].storage, self.anchor(task) is not None)
+        return {name for name, late in first.items() if late}
 
     def anchor(self, task: Task) -> str | None:
         """Return the last task of the backward whose values a task reads; None if it reads none."""
@@ -284,7 +271,6 @@ class _Checkpoint(NamedTuple):
 
     before: int
     bytes: int
-    place: int
     saved: frozenset[str]
 
 

@@ -54,23 +54,23 @@ def renamed(graph: Graph, names: Mapping[str, str]) -> Graph:
 
     A value whose new name is taken keeps its old one.
     """
-    taken = {*graph.value, *graph.task}
-    now: dict[str, str] = {}
+    used = {*graph.value, *graph.task}
+    changes: dict[str, str] = {}
     for old, new in names.items():
-        if old in graph.value and new not in taken:
-            now[old] = new
-            taken.add(new)
+        if old in graph.value and new not in used:
+            changes[old] = new
+            used.add(new)
     alone = {task.name for task in graph.tasks if task.outputs == (task.name,)}
-    called = {old: new for old, new in now.items() if old in alone}
+    called = {old: new for old, new in changes.items() if old in alone}
 
     def of(name: str) -> str:
-        return now.get(name, name)
+        return changes.get(name, name)
 
     def changed(task: Task) -> Task:
-        if now.keys().isdisjoint((*task.inputs, *task.outputs, *task.after)):
+        if changes.keys().isdisjoint((*task.inputs, *task.outputs, *task.after)):
             return task
         return replace(
-            task.reading(now),
+            task.reading(changes),
             name=called.get(task.name, task.name),
             outputs=tuple(map(of, task.outputs)),
             after=tuple(called.get(name, name) for name in task.after),
@@ -79,14 +79,16 @@ def renamed(graph: Graph, names: Mapping[str, str]) -> Graph:
     return replace(
         graph,
         values=tuple(
-            replace(v, name=of(v.name), storage=of(v.storage)) if v.name in now or v.storage in now else v
+            replace(v, name=of(v.name), storage=of(v.storage))
+            if v.name in changes or v.storage in changes
+            else v
             for v in graph.values
         ),
         tasks=tuple(map(changed, graph.tasks)),
         inputs=tuple(map(of, graph.inputs)),
         state=tuple(map(of, graph.state)),
         outputs=tuple(map(of, graph.outputs)),
-        updates=tuple((of(made), of(target)) for made, target in graph.updates),
+        updates=tuple((of(new), of(target)) for new, target in graph.updates),
         changing=tuple(map(of, graph.changing)),
         carried=tuple(map(of, graph.carried)),
         streamed=tuple(map(of, graph.streamed)),
@@ -112,15 +114,15 @@ def folded(graph: Graph) -> tuple[Graph, dict[str, str]]:
     for task in graph.tasks:
         task = task.reading(names)
         if task.target == T:
-            (made,), (given,) = task.outputs, task.inputs
-            if given in flipped:
-                names[made] = flipped[given]
+            (new,), (transposed,) = task.outputs, task.inputs
+            if transposed in flipped:
+                names[new] = flipped[transposed]
                 continue
-            flipped[made] = given
+            flipped[new] = transposed
         tasks.append(_linear(task, flipped, state, graph) or task)
     outputs = tuple(names.get(name, name) for name in graph.outputs)
-    updates = tuple((names.get(made, made), target) for made, target in graph.updates)
-    alive = needed(tasks, [*outputs, *(made for made, _ in updates)], lambda task: task.target != T)
+    updates = tuple((names.get(new, new), target) for new, target in graph.updates)
+    alive = needed(tasks, [*outputs, *(new for new, _ in updates)], lambda task: task.target != T)
     return graph.with_tasks(alive, outputs=outputs, updates=updates), names
 
 

@@ -6,16 +6,15 @@ needed whole, once for all such readers. Where a task contracts the batch, its p
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 from numbers import Real
 from typing import Literal, TypeAlias
 
 from ..errors import PlanError
 from ..ir.graph import JOIN, OWN, PART, SUM, SUMMED, Argument, Cut, Graph, Ref, Task, Value
-from ..ir.open_size import OpenSize, of_part
 from .batch_axis import LIKE, batch_of, best_flow
 
 TURNS = 6
@@ -54,7 +53,7 @@ def allot(batch: int, weights: Sequence[float]) -> tuple[int, ...]:
     return tuple(rows)
 
 
-def share_out(batch: int, speeds: Sequence[float], rooms: Sequence[float]) -> tuple[int, ...] | None:
+def allot_within(batch: int, speeds: Sequence[float], rooms: Sequence[float]) -> tuple[int, ...] | None:
     """Assign rows in proportion to speed, limited by each device's room; None if there is too little room.
 
     Rows for which a device has no room go to the others, in proportion to their speed.
@@ -72,7 +71,7 @@ def share_out(batch: int, speeds: Sequence[float], rooms: Sequence[float]) -> tu
     return tuple(shares.get(d, 0) for d in range(len(speeds))) if sum(shares.values()) == batch else None
 
 
-def fitting(
+def allot_within_caps(
     batch: int, speeds: Sequence[float], caps: Sequence[int | None], peaks: Peaks
 ) -> tuple[int, ...] | None:
     """Return rows of each device in proportion to `speeds` (any unit), within `caps` (bytes; None: no limit).
@@ -91,26 +90,26 @@ def fitting(
     used = peaks(plain)
     if used is None or hold(used):
         return None
-    _note(samples, plain, used)
+    _record(samples, plain, used)
     # In the second prediction, every other device has more rows than in the first, the rest fewer.
     tilted = allot(batch, [speed * (1.5 if d % 2 else 0.5) for d, speed in enumerate(speeds)])
     used = peaks(tilted)
     if used is None:
         return None
-    _note(samples, tilted, used)
+    _record(samples, tilted, used)
     spare = tilted if hold(used) else None
     for _ in range(TURNS):
         rooms = [_room(known, limit) for known, limit in zip(samples, limits)]
-        chosen = share_out(batch, speeds, rooms)
+        chosen = allot_within(batch, speeds, rooms)
         if chosen is None or (used := peaks(chosen)) is None:
             return spare
         if hold(used):
             return chosen
-        _note(samples, chosen, used)
+        _record(samples, chosen, used)
     return spare
 
 
-def _note(samples: list[dict[int, int]], rows: Sequence[int], peaks: Sequence[int]) -> None:
+def _record(samples: list[dict[int, int]], rows: Sequence[int], peaks: Sequence[int]) -> None:
     for known, count, peak in zip(samples, rows, peaks):
         known[count] = max(peak, known.get(count, 0))
 
@@ -151,38 +150,27 @@ def split(graph: Graph, sizes: tuple[int, ...]) -> Graph:
             f"{batch_of(graph)}"
         )
     flow = best_flow(graph, rows, len(sizes))
-    return cut_up(graph, sizes, flow.cuts, flow.axis, flow.outer) if len(sizes) > 1 and flow.cuts else graph
+    if len(sizes) < 2 or not flow.cuts:
+        return graph
+    return Splitter(graph, sizes, flow.cuts, flow.axis, flow.outer).run()
 
 
-def cut_up(
-    graph: Graph,
-    sizes: tuple[int, ...],
-    cuts: Mapping[str, Cut],
-    axis: Mapping[str, int],
-    outer: Mapping[str, int],
-    noun: str = "rows",
-) -> Graph:
-    """Return the graph with its tasks split by `cuts` into parts of `sizes` `noun`: each value along its
-    `axis`, in `outer` blocks if there are several."""
-    return _Split(graph, sizes, cuts, axis, outer, noun).run()
+@dataclass
+class Splitter:
+    """Builder of a split graph, in capture order. `run` splits the tasks by `cuts` into parts of `sizes` `noun`, and
+    each value along its `axis`, in `outer` blocks if there are several."""
 
+    graph: Graph
+    sizes: tuple[int, ...]
+    cuts: Mapping[str, Cut]
+    axis: Mapping[str, int]
+    outer: Mapping[str, int]
+    noun: str = "rows"
 
-class _Split:
-    """Builder of a split graph, in capture order."""
-
-    def __init__(
-        self,
-        graph: Graph,
-        sizes: tuple[int, ...],
-        cuts: Mapping[str, Cut],
-        axis: Mapping[str, int],
-        outer: Mapping[str, int],
-        noun: str,
-    ) -> None:
-        self.graph, self.sizes, self.noun = graph, sizes, noun
-        self.cuts, self.axis, self.outer = cuts, axis, outer
-        self.stops = tuple(accumulate(sizes))
-        self.total = sum(sizes)
+    def __post_init__(self) -> None:
+        graph = self.graph
+        self.stops = tuple(accumulate(self.sizes))
+        self.total = sum(self.sizes)
         self.values: dict[str, Value] = {value.name: value for value in graph.values if value.kind != "made"}
         self.tasks: list[Task] = []
         self.parts: dict[tuple[str, int], tuple[str, ...]] = {}
@@ -190,6 +178,7 @@ class _Split:
         self.phase: Literal["forward", "backward", "update"] = "forward"
 
     def run(self) -> Graph:
+        """Return the split graph."""
         later = next((task.name for task in self.graph.tasks if task.phase != "forward"), "")
         for task in self.graph.tasks:
             if task.name == later:
@@ -200,7 +189,7 @@ class _Split:
             else:
                 self.keep(task)
         self.deliver()
-        return dataclasses.replace(
+        return replace(
             self.graph,
             values=tuple(self.values.values()),
             tasks=tuple(self.tasks),
@@ -208,7 +197,7 @@ class _Split:
         )
 
     def deliver(self) -> None:
-        """Rejoin the results that have been made."""
+        """Rejoin the results that tasks so far make in parts."""
         for name in self.results:
             if name in self.axis and (name, self.axis[name]) in self.parts:
                 producer = self.graph.producer.get(name)
@@ -220,8 +209,8 @@ class _Split:
         names = {name: self.any(name) if task.target in LIKE else self.whole(name) for name in task.inputs}
         for name in task.outputs:
             value = self.graph.value[name]
-            self.values[name] = dataclasses.replace(value, storage=self.storage(value, name, names))
-        self.tasks.append(dataclasses.replace(task.reading(names), after=self.after(task)))
+            self.values[name] = replace(value, storage=self.storage(value, name, names))
+        self.tasks.append(replace(task.reading(names), after=self.after(task)))
 
     def cut(self, task: Task, cut: Cut) -> None:
         """Append one task for each part."""
@@ -245,8 +234,8 @@ class _Split:
             for path in cut.scale:
                 args = _scaled(args, path, size, self.total)
             self.tasks.append(
-                dataclasses.replace(
-                    dataclasses.replace(task, args=args).reading(names),
+                replace(
+                    replace(task, args=args).reading(names),
                     name=f"{task.name}#{index}",
                     outputs=tuple(parts[index] for parts in parts_out),
                     after=self.after(task, index),
@@ -258,7 +247,7 @@ class _Split:
             )
         for name, axis, parts in zip(task.outputs, cut.outputs, parts_out):
             if axis == SUMMED and (self.graph.readers[name] or name in self.results):
-                self.values[name] = dataclasses.replace(self.graph.value[name], storage=name)
+                self.values[name] = replace(self.graph.value[name], storage=name)
                 self.add(name, f"{name}#sum", SUM, (tuple(map(Ref, parts)),), name, free=False)
 
     def names(self, name: str, axis: int | None) -> tuple[str, ...]:
@@ -269,21 +258,12 @@ class _Split:
     def put(self, value: Value, names: Sequence[str], index: int, axis: int | None, storage: str) -> None:
         """Add part `index` of a value, with its rows of the batch on `axis`."""
         name, size = names[index], self.sizes[index]
-        shape, nbytes, opened = value.shape, value.bytes, value.open
+        shape, nbytes = value.shape, value.bytes
         if axis is not None and axis >= 0:
-            opened = of_part(value, axis, size, self.total)
             shape = (*shape[:axis], shape[axis] // self.total * size, *shape[axis + 1 :])
             nbytes = nbytes // self.total * size
-        self.values[name] = Value(
-            name,
-            shape,
-            value.dtype,
-            nbytes,
-            storage,
-            part=(value.name, index),
-            label=value.label,
-            open=opened,
-        )
+        part = (value.name, index)
+        self.values[name] = Value(name, shape, value.dtype, nbytes, storage, part=part, label=value.label)
 
     def storage(self, value: Value, name: str, names: dict[str, str]) -> str:
         """Return the storage of a new output: that of the input whose memory it shared, or its own."""
@@ -304,7 +284,7 @@ class _Split:
             axis, value = self.axis[name], self.graph.value[name]
             parts, outer = self.parts[name, axis], self.outer.get(name, 1)
             if outer == 1:
-                self.values[name] = dataclasses.replace(value, storage=name)
+                self.values[name] = replace(value, storage=name)
                 self.add(name, f"{name}#join", JOIN, _joined(parts, axis, value.order), name, free=False)
             else:
                 self.join_blocks(value, axis, outer, parts)
@@ -316,15 +296,15 @@ class _Split:
         for part in parts:
             shape = _with_blocks(self.values[part].shape, axis, outer)
             blocks = f"{part}#blocks"
-            self.values[blocks] = dataclasses.replace(self.values[part], name=blocks, shape=shape)
+            self.values[blocks] = replace(self.values[part], name=blocks, shape=shape)
             self.add(blocks, blocks, _RESHAPE, (Ref(part), shape), value.name, free=True)
         order = _order_with_blocks(value.order, axis)
-        self.values[joined] = dataclasses.replace(
+        self.values[joined] = replace(
             value, name=joined, shape=_with_blocks(value.shape, axis, outer), storage=joined, order=order
         )
         args = _joined([f"{part}#blocks" for part in parts], axis + 1, order)
         self.add(joined, f"{value.name}#join", JOIN, args, value.name, free=False)
-        self.values[value.name] = dataclasses.replace(value, storage=joined)
+        self.values[value.name] = replace(value, storage=joined)
         self.add(
             value.name, f"{value.name}#merge", _RESHAPE, (Ref(joined), value.shape), value.name, free=True
         )
@@ -352,9 +332,7 @@ class _Split:
         producer = self.graph.producer.get(value)
         where = self.graph.task[producer] if producer else Task("", "")
         added = Task(task, target, args, outputs=(output,), free=free, phase=self.phase)
-        self.tasks.append(
-            dataclasses.replace(added, module=where.module, source=where.source, label=where.label)
-        )
+        self.tasks.append(replace(added, module=where.module, source=where.source, label=where.label))
 
     def after(self, task: Task, part: int | None = None) -> tuple[str, ...]:
         """Return the tasks to follow, by the names of their parts: a part follows the same part.
@@ -398,7 +376,7 @@ def _scaled(args: tuple[Argument, ...], path: tuple[int, ...], rows: int, batch:
         new = _scaled(old, tuple(rest), rows, batch)
     else:
         assert isinstance(old, int)
-        new = old.of_part(rows, batch) if isinstance(old, OpenSize) else old // batch * rows
+        new = old // batch * rows
     return (*args[:step], new, *args[step + 1 :])
 
 

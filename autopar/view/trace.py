@@ -6,10 +6,8 @@ own processes next to those it predicts. Spans of a thread are strictly nested; 
 
 from __future__ import annotations
 
-import bisect
 import gzip
 import json
-from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 from ..ir.timeline import Span, Timeline
@@ -53,7 +51,6 @@ def _side(events: list[Event], timeline: Timeline, side: str, offset: int) -> No
         by_lane[span.lane].append(span)
     for row, pid in pids.items():
         events += _named("process", " ".join(filter(None, (row, side))) + label, pid)
-    at: dict[int, Event] = {}
     for position, lane in enumerate(timeline.lanes):
         device, queue = lane.rsplit("/", 1)
         row, _, rest = device.partition("/")
@@ -63,9 +60,7 @@ def _side(events: list[Event], timeline: Timeline, side: str, offset: int) -> No
             name = _LANES.get(queue, f"{kind} {queue}") + (f" ({track + 1})" if track else "")
             events += _named("thread", " ".join(filter(None, (rest, name))), pids[row], tid)
             for start, end, span in spans:
-                at[id(span)] = _slice(span, pids[row], tid, start, end)
-                events.append(at[id(span)])
-    events += _flows(timeline, at, offset)
+                events.append(_slice(span, pids[row], tid, start, end))
     for memory in timeline.memory:
         row, _, rest = memory.device.partition("/")
         common = {"ph": "C", "name": " ".join(filter(None, ("memory", rest))), "pid": pids[row]}
@@ -125,33 +120,6 @@ def _tracks(spans: list[Span]) -> list[list[tuple[int, int, Span]]]:
             tracks.append([(start, end, span)])
             stacks.append([(end, "" if span.cluster else span.name)])
     return tracks
-
-
-def _flows(timeline: Timeline, at: dict[int, Event], offset: int) -> Iterator[Event]:
-    """Yield arrows from the producer of a value to its copy, and from the copy to its first reader after arrival;
-    `at`: slices of the spans, by `id`."""
-    begun: dict[str, list[Span]] = {}
-    for span in sorted(timeline.spans, key=lambda span: span.start):
-        if span.kind == "compute" and not span.cluster:
-            begun.setdefault(span.device, []).append(span)
-    ended = {device: sorted(spans, key=lambda span: span.end) for device, spans in begun.items()}
-    number = offset
-    for span in timeline.spans:
-        if span.kind != "copy":
-            continue
-        made, used = ended.get(span.src, []), begun.get(span.dst, [])
-        ready = span.start if span.ready is None else span.ready
-        before = bisect.bisect_right(made, _ns(ready), key=lambda other: _ns(other.end))
-        after = bisect.bisect_left(used, _ns(span.end), key=lambda other: _ns(other.start))
-        pairs = [(made[before - 1], span)] if before else []
-        pairs += [(span, used[after])] if after < len(used) else []
-        for source, target in pairs:
-            number += 2
-            start, end = at[id(source)], at[id(target)]
-            leave = max(start["ts"], (_ns(source.end) - 1) / 1000)
-            common = {"name": span.title, "cat": "transfer", "id": number}
-            yield {"ph": "s", **common, "pid": start["pid"], "tid": start["tid"], "ts": leave}
-            yield {"ph": "f", "bp": "e", **common, "pid": end["pid"], "tid": end["tid"], "ts": end["ts"]}
 
 
 def _ns(seconds: float) -> int:

@@ -31,9 +31,9 @@ SEEDS = 12
 INIT = AcceleratorLane.__init__
 
 
-def gate_alone(self, event, gates, signals):
+def gate_alone(self, event, signal):
     """The host still waits for the other thread, the stream for nothing."""
-    return [gates.wait(event)]
+    return []
 
 
 def without(**changed: tuple[str, ...]) -> Callable[..., None]:
@@ -62,10 +62,6 @@ def only_waited(ended, results, devices):
             torch.accelerator.current_stream(device).wait_event(event)
 
 
-def only_put(self, copy, tensor, stamp):
-    copy.tensor, copy.stamp = tensor, stamp
-
-
 def rewritten(function, old: str, new: str):
     """A function with part of its source replaced."""
     source = inspect.getsource(function)
@@ -86,6 +82,8 @@ NEEDED: dict[str, tuple[Callable[[], list[Removal]], Callable[[], float]]] = {
         lambda: [(hosts.HostLane, "wait", gate_alone)], removals.in_a_row),
     "lanes wait for what the caller's streams were given": (
         lambda: [(AcceleratorLane, "__init__", without(first=()))], removals.on_the_device),
+    "lanes wait for another caller's step, which the caller's streams wait for": (
+        lambda: [(AcceleratorLane, "__init__", without(first=()))], removals.trained_by_two),
     "the call waits for a result on the CPU": (
         lambda: [(AcceleratorLane, "__init__", without(last=("synchronize",)))], removals.in_a_row),
     "the call waits for the copy of a pinned input": (
@@ -97,7 +95,7 @@ NEEDED: dict[str, tuple[Callable[[], list[Removal]], Callable[[], float]]] = {
     "new copies of weights are there when their call begins": (
         lambda: [(memory, "bring", rewritten(flat.bring, SYNCHRONISE, "pass"))], removals.copies_of_another_caller),
     "old copies of weights are recorded on all callers' streams": (
-        lambda: [(memory.Replicas, "_put", only_put)], removals.copies_that_are_read_still),
+        lambda: [(memory.Replicas, "enter", lambda self, devices: None)], removals.copies_that_are_read_still),
 }  # fmt: skip
 """Each synchronisation: how to take it out, and the calls that notice."""
 
@@ -112,7 +110,7 @@ SPARED: dict[str, Callable[[], list[Removal]]] = {
 }  # fmt: skip
 """Synchronisations that are about speed or memory alone."""
 CASES = [removals.in_a_row, removals.on_the_device, removals.pinned, removals.copies_of_another_caller,
-         removals.copies_that_are_read_still, removals.trained]  # fmt: skip
+         removals.copies_that_are_read_still, removals.trained, removals.trained_by_two]  # fmt: skip
 
 
 def goes_wrong(case: Callable[[], float], seed: int) -> bool:
@@ -156,9 +154,8 @@ def skipped(lane: str, event: str) -> Iterator[None]:
     before = AcceleratorLane.wait, hosts.HostLane.wait
 
     def choose(original):
-        def wait(self, name, gates, signals):
-            out = (self.lane.name, name) == (lane, event)
-            return gate_alone(self, name, gates, signals) if out else original(self, name, gates, signals)
+        def wait(self, name, signal):
+            return [] if (self.lane.name, name) == (lane, event) else original(self, name, signal)
 
         return wait
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 
 import pytest
@@ -61,8 +60,10 @@ def test_a_model_is_timed_shown_and_written(folder, capsys):
 
 
 def test_a_training_step_is_timed(folder, capsys):
-    call = "bench mine:fixed --train --rivals autopar --rounds 1 --json a.json"
-    assert main(call.split()) == 0
+    assert (
+        main(["bench", "mine:fixed", "--train", "--rivals", "autopar", "--rounds", "1", "--json", "a.json"])
+        == 0
+    )
     assert "fixed, training" in capsys.readouterr().out
     (row,) = json.loads((folder / "a.json").read_text())["rows"]
     assert row["train"] and [one["name"] for one in row["outcomes"]] == ["eager", "autopar"]
@@ -99,12 +100,9 @@ def test_what_means_nothing_is_refused_in_one_sentence(folder, capsys, words, an
         ["mine:make", "--suite", "stacks"],
         ["--suite", "overhead"],
         ["--suite", "stacks", "--batch", "2"],
-        ["--suite", "stacks", "--train"],
         ["mine:make", "--only", "moe"],
         ["mine:make", "--rounds", "0"],
-        ["mine:make", "--rounds", "many"],
         ["mine:make", "--seconds", "nan"],
-        ["mine:make", "--build-seconds", "-1"],
     ],
 )
 def test_options_that_do_not_go_together_are_refused(folder, words):
@@ -129,18 +127,11 @@ def test_a_model_of_the_suite_that_lacks_its_library_is_skipped(tmp_path, monkey
     assert "geometric mean" in shown and "mlp784, batch 3" in shown
 
 
-def test_every_model_of_the_suite_is_there():
-    for name, batches in stacks.MODELS.items():
-        assert list(inspect.signature(getattr(stacks, name)).parameters) == ["batch"]
-        assert len(batches) >= 2 and getattr(stacks, name).__doc__
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
-        # The largest, of the same parts as googlenet.
-        pytest.param(name, marks=pytest.mark.release if name == "inception_v3" else ())
+        pytest.param(name, marks=() if name in ("moe", "resnet18") else pytest.mark.release)
         for name in stacks.MODELS
     ],
 )

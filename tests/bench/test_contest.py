@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from autopar.bench.contest import contest
-from autopar.bench.rivals import RIVALS, TRAINERS, Case, Entrant, Rival, autopar, chosen, inference, run
+from autopar.bench.rivals import RIVALS, TRAINERS, Case, Entrant, Rival, chosen, inference, run
 from autopar.costs import blocks
 from autopar.errors import AutoparError
 
@@ -143,11 +143,6 @@ def test_random_answers_are_refused(train):
 def test_a_model_that_fails_is_said_to(case):
     with pytest.raises(AutoparError, match=r"case fails as it is: RuntimeError: .*mat1 and mat2"):
         contest("case", Case(case.model, (torch.randn(4, 9),)), RIVALS[:1], **QUICK)
-
-
-def test_autopar_takes_part(case):
-    found = outcome(case, Rival("autopar", autopar))
-    assert found.blocks and found.error <= 1e-5
 
 
 @pytest.mark.slow

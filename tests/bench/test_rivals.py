@@ -8,8 +8,7 @@ from compilers import Folding, alone, using
 from torch import nn
 
 from autopar.bench.contest import wrong
-from autopar.bench.rivals import RIVALS, TRAINERS, Case, chosen
-from autopar.errors import AutoparError
+from autopar.bench.rivals import RIVALS, Case, chosen
 
 
 @pytest.fixture
@@ -78,11 +77,3 @@ def test_unasked_all_but_the_slowest_take_part():
     assert names[0] == "eager" and {"autopar", "compile", "onnxruntime", "openvino"} <= set(names)
     assert "max-autotune" not in names
     assert [rival.name for rival in chosen(["max-autotune"], RIVALS)] == ["eager", "max-autotune"]
-
-
-@pytest.mark.parametrize("rivals", [RIVALS, TRAINERS])
-def test_a_rival_that_is_none_is_refused_with_those_there_are(rivals):
-    with pytest.raises(
-        AutoparError, match="the rival 'tensorrt' is not known; there are eager, eager-1, autopar"
-    ):
-        chosen(["compile", "tensorrt"], rivals)

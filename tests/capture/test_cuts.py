@@ -13,6 +13,7 @@ from cut_parts import check, identify, in_parts, outputs_of
 from autopar.capture.split_rules import cuts
 
 aten = torch.ops.aten
+ATTENTION = aten.scaled_dot_product_attention.default
 
 LINEAR = [
     case(aten.linear.default, r(6, 4), r(5, 4), r(5), axes=(0, 1)),
@@ -54,36 +55,13 @@ LINEAR = [
         *(r(6, 4, 8), r(4, 2, 3), r(4), [1], [0], [1], False, [0], 2),
         axes=(0,),
     ),
-    case(
-        aten.scaled_dot_product_attention.default, r(6, 4, 3, 8), r(6, 4, 5, 8), r(6, 4, 5, 8), axes=(0, 1, 2)
+    *(
+        case(ATTENTION, r(6, 4, 3, 8), r(6, 4, 5, 8), r(6, 4, 5, 8), mask, axes=(0, 1, 2))
+        for mask in (None, b(6, 1, 3, 5) | True, r(3, 5), r(6, 1, 1, 5))
     ),
-    case(
-        aten.scaled_dot_product_attention.default,
-        *(r(6, 4, 3, 8), r(6, 4, 3, 8), r(6, 4, 3, 8), None, 0.0, True),
-        axes=(0, 1),
-    ),
-    case(
-        aten.scaled_dot_product_attention.default,
-        *(r(6, 4, 3, 8), r(6, 4, 5, 8), r(6, 4, 5, 8), b(6, 1, 3, 5) | True),
-        axes=(0, 1, 2),
-    ),
-    case(
-        aten.scaled_dot_product_attention.default,
-        *(r(6, 4, 3, 8), r(6, 4, 5, 8), r(6, 4, 5, 8), r(3, 5)),
-        axes=(0, 1, 2),
-    ),
-    case(
-        aten.scaled_dot_product_attention.default,
-        *(r(6, 4, 3, 8), r(6, 4, 5, 8), r(6, 4, 5, 8), r(6, 1, 1, 5)),
-        axes=(0, 1, 2),
-    ),
-    case(
-        aten.scaled_dot_product_attention.default,
-        *(r(6, 8, 3, 4), r(6, 4, 5, 4), r(6, 4, 5, 4)),
-        enable_gqa=True,
-        axes=(0, 1, 2),
-    ),
-    case(aten.scaled_dot_product_attention.default, r(6, 3, 8), r(6, 5, 8), r(6, 5, 7), axes=(0, 1)),
+    case(ATTENTION, *(r(6, 4, 3, 8) for _ in range(3)), None, 0.0, True, axes=(0, 1)),
+    case(ATTENTION, r(6, 8, 3, 4), r(6, 4, 5, 4), r(6, 4, 5, 4), enable_gqa=True, axes=(0, 1, 2)),
+    case(ATTENTION, r(6, 3, 8), r(6, 5, 8), r(6, 5, 7), axes=(0, 1)),
     case(
         aten._scaled_dot_product_flash_attention_for_cpu.default,
         *(r(6, 4, 3, 8), r(6, 4, 5, 8), r(6, 4, 5, 8)),

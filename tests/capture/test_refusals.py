@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import autopar
+from autopar import system
 from autopar.capture.refusals import unannounced
-from autopar.system import versions
 
 
 class Changed(nn.Module):
@@ -108,7 +108,7 @@ class Cast(nn.Module):
 
 
 @pytest.mark.skipif(
-    versions.release(torch.__version__) >= (2, 14),
+    system.release(torch.__version__) >= (2, 14),
     reason="torch traces another kind of assignment, and it runs as written",
 )
 def test_an_assignment_of_data_that_changes_nothing_is_placed() -> None:

@@ -84,21 +84,26 @@ def test_values_and_errors_are_eagers_where_libraries_differ(library: str) -> No
     torch.manual_seed(0)
     model, x, ids = Values().eval(), torch.randn(5, 8), torch.tensor([1, 0, 3])
     n, divisor = limits(torch.int64, divisors=True)
-    usual, nasty = [torch.full_like(n, 7), *[torch.full_like(n, 2)] * DIVISIONS], [n, *[divisor] * DIVISIONS]
+
+    def operands(n: Tensor, divisor: Tensor) -> list[Tensor]:
+        # One tensor for all divisors would be one input of the graph, and each other set another capture.
+        return [n, *(divisor.clone() for _ in range(DIVISIONS))]
+
+    usual, nasty = operands(torch.full_like(n, 7), torch.full_like(n, 2)), operands(n, divisor)
     v, w = (torch.tensor(each) for each in zip(*product(FLOATS, FLOATS)))
     floats = [torch.full_like(v, 0.3), torch.full_like(w, 0.7)]
     pairs = [each for dtype in INTEGERS for each in limits(dtype)]
     small = [torch.full_like(each, 5 - place % 2) for place, each in enumerate(pairs)]
     with torch.no_grad():
         fast = autopar.compile(model, ["cpu"], kernels=library)
-        for _ in range(4):
+        for _ in range(2):
             fast(x, ids, *usual, *floats, *small)
         if "not installed" in fast.explain() or "no C++ compiler" in fast.explain():
             pytest.skip(f"{library} is not here")
         assert fast.serving == library, fast.explain()
         for given in ([ids.flip(0), *nasty, v, w, *pairs], [ids, *usual, *floats, *small]):
             same(fast(x * 2, *given), model(x * 2, *given))
-        least = [torch.full_like(n, torch.iinfo(n.dtype).min), *[torch.full_like(n, -1)] * DIVISIONS]
+        least = operands(torch.full_like(n, torch.iinfo(n.dtype).min), torch.full_like(n, -1))
         same(fast(x, ids, *least, v, w, *small), model(x, ids, *least, v, w, *small))
         for place in range(1, DIVISIONS + 1):
             given = [*usual]

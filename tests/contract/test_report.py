@@ -115,6 +115,18 @@ def test_a_member_of_a_cluster_is_explained_as_its_cluster():
     assert len(tasks) == 3 and len({plan.explain(task) for task in (*tasks, cluster)}) == 1
 
 
+def test_a_reason_that_all_share_is_said_once():
+    graph = {
+        "tasks": [{"id": name, "seconds": {"cpu": 1.0}} for name in "abc"],
+        "values": [],
+        "devices": [{"name": "cpu"}],
+        "links": [],
+    }
+    plan = autopar.schedule(graph)
+    assert plan.explain("reasons").count("cpu is the only device there is") == 1
+    assert "cpu is the only device there is" in plan.explain("a")
+
+
 def test_a_report_is_a_page_whose_names_are_escaped():
     graph = {
         "tasks": [{"id": "<b>&", "seconds": {"cpu": 1.0}}],
@@ -145,6 +157,10 @@ def test_stages_log_their_start_and_their_seconds(caplog):
         begun = lines.index(f"{stage} …")
         assert any(re.fullmatch(rf"{stage}: [\d.]+ \S+", line) for line in lines[begun:]), lines
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    caplog.clear()
+    with pytest.raises(autopar.CaptureError):
+        autopar.plan(lambda x: x[x.sum().item()], ["cpu"], example_inputs=(torch.zeros(3),))
+    assert any(re.fullmatch(r"capture failed after [\d.]+ \S+", line) for line in caplog.messages)
 
 
 class Terminal:

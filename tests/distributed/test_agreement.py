@@ -88,7 +88,7 @@ MADE = {
 
 
 def _agreed(rank: int, odd: int, changes: list[str]) -> list[tuple[str, Any]]:
-    """What a rank is told for each change of what the rank `odd` has, or of what rank 0 makes."""
+    """Class and text of the error that a rank raises for each change of rank `odd`, or of the plan of rank 0."""
     from autopar.distributed import agreement
 
     def outcome(change: str) -> tuple[str, Any]:
@@ -147,12 +147,6 @@ def test_all_ranks_have_the_plan_of_rank_0_or_raise_its_error():
     for one, other, (change, (error, says)) in zip(first[1:], second[1:], expected.items(), strict=True):
         assert other[0] == error and says in other[1]
         assert one[0] == ("MineError" if change == "own" else error) and one[1] in other[1]
-
-
-def test_one_process_agrees_with_itself():
-    from autopar.distributed.agreement import agreed
-
-    assert agreed(plan, net()) == plan()
 
 
 def test_differences_are_said_shortly():

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 STEPS = 3
 UNLIKE = ("lanes", "mixed")
-"""What the two ranks plan for, so that their plans have no order in common."""
+"""Devices of the two ranks, whose plans have no order in common."""
 
 
 def _normed(norm: type[nn.Module]) -> nn.Module:

@@ -115,7 +115,7 @@ def test_options_of_ddp_change_nothing():
 
 
 def _one_model(rank: int) -> Any:
-    """What one compiled model does, called before it is in DistributedDataParallel: outputs before and after the
+    """One compiled model, called before it is in DistributedDataParallel: outputs before and after the
     weights of the first rank arrive, in inference and in training; then gradients after each of four batches, of which
     the last is reduced."""
     import autopar
@@ -143,7 +143,7 @@ def _one_model(rank: int) -> Any:
 
 @pytest.fixture(scope="module")
 def one_model() -> Any:
-    """What both ranks found of one model."""
+    """Results of both ranks for one model."""
     return ranks(2, _one_model)
 
 
@@ -206,7 +206,7 @@ def _normed(rank: int, placed: bool) -> Any:
 
 
 def _questions(rank: int) -> Any:
-    """What a rank finds in each of three ways to train, with a compiled model and with the plain one."""
+    """Results of each of three ways to train, with a compiled model and with the plain one."""
     return [(work(rank, True), work(rank, False)) for work in (_uneven, _normed, _branches)]
 
 

@@ -83,11 +83,10 @@ def failed_at(said: str) -> float:
 @pytest.mark.parametrize(
     ("what", "failing", "kind"),
     [
-        ("kill", 0, "sums"),
         ("stop", 0, "pipeline"),
         *(
             pytest.param(*case, marks=pytest.mark.release)
-            for case in (("stop", 1, "sums"), ("kill", 1, "pipeline"))
+            for case in (("kill", 0, "sums"), ("stop", 1, "sums"), ("kill", 1, "pipeline"))
         ),
     ],
 )

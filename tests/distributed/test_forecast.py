@@ -1,17 +1,17 @@
-"""What a model would do on declared hosts: its chain, and the command."""
+"""Forecasts of a model on declared hosts: its chain, and the command `whatif`."""
 
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
 from layered_models import HIDDEN, LENGTH, VOCABULARY, Tied, numbered, tied
 
-from autopar import PlanError
 from autopar.__main__ import main
 from autopar.capture import ahead as repeated
-from autopar.distributed.forecast import _priced, captured, forecast, on_meta
+from autopar.distributed.forecast import _priced, captured, forecast
 from autopar.ir.hosts import Hosts
 
 pytestmark = pytest.mark.slow
@@ -20,7 +20,7 @@ HOSTS = Hosts.declare("2 x (cpu + 4 h100) over 4 ib-400")
 
 
 def on_no_device(factory):
-    """What a factory makes, on the meta device."""
+    """The model and inputs of a factory, on the meta device."""
     with torch.device("meta"):
         return factory()
 
@@ -82,13 +82,6 @@ def test_a_layer_sums_its_activations_twice_and_shares_out_its_products(chain):
         assert not any(unit.divisible for unit in own if "norm" in unit.module)
 
 
-def test_values_that_no_backward_reads_are_not_saved(chain):
-    forward = _priced(captured(*on_no_device(tied), train=False), HOSTS, 1)[0](2)
-    assert forward.saved[-1] == 0 and chain.units[-1].saved_bytes == 0
-    saved = sum(unit.saved_bytes for unit in chain.units if unit.block == "layers.3")
-    assert LENGTH * HIDDEN * 4 * 8 < saved < LENGTH * HIDDEN * 4 * 24
-
-
 def test_tied_weights_are_known_by_one_key(chain):
     (nbytes, users), *others = chain.shared.values()
     assert nbytes == VOCABULARY * HIDDEN * 4 and not others
@@ -117,21 +110,14 @@ def test_inference_is_the_forward_alone(model):
     assert not found.plan.trained and not found.recompute
 
 
-def test_weights_of_another_dtype_take_no_memory():
-    made = on_no_device(tied)[0]
-    moved = on_meta(made, "bfloat16")
-    assert {(p.dtype, p.device.type) for p in moved.parameters()} == {(torch.bfloat16, "meta")}
-    with pytest.raises(PlanError, match="not a floating dtype"):
-        on_meta(made, "int8")
-
-
 def test_the_command_prints_a_row_for_each_of_the_hosts(capsys, tmp_path):
     file = tmp_path / "plans.json"
     one, many = "1 x (cpu + 2 h100) over ib-400", "2 x (cpu + 2 h100) over ib-400"
     words = ["--hosts", one, "--hosts", many, "--batch", "8", "--dtype", "bfloat16", "--json", str(file)]
     assert main(["whatif", "layered_models:numbered", *words, "--stages-shown"]) == 0
     out = capsys.readouterr().out
-    assert "declared hosts, not run" in out and " of 2 " in out and " of 4 " in out and "stage" in out
+    assert "declared hosts, not run" in out and "stage" in out
+    assert max(map(len, out.splitlines())) <= 100 and re.search(r"^[12]\b.*^[2-4]\b", out, re.M | re.S)
     rows = json.loads(file.read_text())["rows"]
     assert [row["hosts"] for row in rows] == [one, many]
 
@@ -142,7 +128,7 @@ def test_hosts_without_a_plan_do_not_lose_the_rows_of_others(capsys, tmp_path):
     words = ["--hosts", less, "--hosts", one, "--batch", "8", "--tensor", "4", "--json", str(file)]
     assert main(["whatif", "layered_models:numbered", *words]) == 2
     told = capsys.readouterr()
-    assert " of 4 " in told.out and f"{less}: " in told.err and "smaller group" in told.err
+    assert "\n4 " in told.out and f"{less}: " in told.err and "smaller group" in told.err
     assert [row["hosts"] for row in json.loads(file.read_text())["rows"]] == [one]
 
 
@@ -151,7 +137,6 @@ def test_hosts_without_a_plan_do_not_lose_the_rows_of_others(capsys, tmp_path):
     [
         (["--hosts", "8 x (cpu + 8 h100)", "--batch", "8"], "names no network"),
         (["--hosts", "2 x cpu over ib-400", "--batch", "8", "--optimizer", "lion"], "give one of none"),
-        (["--hosts", "1 x (cpu + 2 h100) over ib-400", "--batch", "8", "--tensor", "4"], "smaller group"),
         (["--hosts", "2 x cpu over ib-400", "--batch", "8", "--dtype", "int8"], "bfloat16, float16"),
         (["--hosts", "2 x cpu over ib-400", "--batch", "8", "--json", "/nowhere/x.json"], "folder"),
         (

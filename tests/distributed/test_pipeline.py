@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers.grid import apart, grid
 from helpers.job_models import ROWS, alone, chained, job_of, made, prepare, stepped
-from helpers.ranks import RankError, ranks
+from helpers.ranks import ranks
 
 pytestmark = pytest.mark.slow
 
@@ -20,7 +20,7 @@ SHAPES = (
     ("mlp", (4, 1, 1, 8, "1f1b")),
     ("cnn", (2, 2, 2, 2, "zero-bubble")),
 )
-"""What the grid of models and ranks has not: models, and positions, chunks, replicas, micro-batches and schedules."""
+"""Cases beside the grid of models and ranks: model, positions, chunks, replicas, micro-batches and schedule."""
 MIXED = {"devices": ["cpu", "emulated:0"], "policy": "round_robin"}
 """A placement that uses both devices whatever it costs."""
 
@@ -64,8 +64,6 @@ def _trains(rank: int, name: str, shape: tuple[int, int, int, int, str], placed:
         ("mlp", (2, 1, 1, 4, "gpipe"), {}, STEPS),
         ("cnn", (2, 1, 1, 4, "1f1b"), {}, STEPS),
         *((name, shape, {}, FEWER) for name, shape in SHAPES),
-        ("cnn", (1, 1, 2, 4, "1f1b"), {}, FEWER),
-        ("mlp", (2, 2, 2, 4, "interleaved"), {}, FEWER),
         ("mlp", (1, 1, 2, 2, "1f1b"), {"devices": ["cpu*2"]}, FEWER),
         ("cnn", (2, 1, 1, 2, "1f1b"), MIXED, FEWER),
         *(pytest.param(name, shape, {}, STEPS, marks=pytest.mark.grid) for name, shape in SHAPES),
@@ -107,17 +105,3 @@ def _begun(rank: int) -> list[int]:
 def test_sums_begin_within_the_last_backward_and_not_before():
     for first, last in ranks(2, _begun):
         assert first == 0 and last >= 4, "six layers, a message each"
-
-
-def _batches(rank: int):
-    from autopar.distributed.pipeline.units import units
-
-    model, x, y = made("mlp")
-    job_of(units(model, (x[:4],), {}), 2, 1, 1, 4, "1f1b").step(x[:-1], target=y[:-1])
-
-
-def test_a_batch_of_another_size_is_refused():
-    with pytest.raises(
-        RankError, match=r"\[15(, 16)?\] where a batch of 16 rows was planned; give .*drop_last"
-    ):
-        ranks(2, _batches)

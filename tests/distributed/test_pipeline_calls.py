@@ -61,8 +61,8 @@ def _job(model: nn.Module, loss: Callable[..., Any], args: Any, kwargs: Any, rep
 
 
 def _moved(rank: int) -> tuple[dict[str, float], float, bool, str]:
-    """How far buffers are from those of one process after a step, and the loss; whether generators are as before; what
-    an answer is refused with."""
+    """Differences of buffers and loss to one process after a step; True if generators are as before; the error of
+    an answer."""
     torch.manual_seed(0)
     model = Normed().double()
     plain, x, y = copy.deepcopy(model), torch.randn(ROWS, 8).double(), torch.randn(ROWS, 4).double()

@@ -32,7 +32,7 @@ def _shared(rank: int) -> list[Any]:
     from autopar.training.messages import share_weights
 
     model = Buffers(rank)
-    share_weights(model, None, torch.device("cpu"))
+    share_weights(model.named_buffers(), None, torch.device("cpu"))
     return [buffer.to(torch.complex64).real.tolist() for buffer in model.buffers()]
 
 

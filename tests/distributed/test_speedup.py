@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import nn
 
-from autopar.distributed import distribute
 from autopar.distributed.pipeline.profile import share
 from autopar.distributed.pipeline.units import units
-from autopar.ir.hosts import Host, Hosts
 from autopar.ir.machine import Machine
-from autopar.planner.pipelines import Chain, distribution
 
 pytestmark = pytest.mark.slow
 
@@ -61,29 +56,3 @@ def test_a_model_without_a_plan_counts_as_on_the_first_device(monkeypatch):
 
     monkeypatch.setattr(profile, "plan", refuse)
     assert _of(TWO) == 1.0
-
-
-def _chain(machine: Machine) -> Chain:
-    hosts = Hosts((Host("rank 0", machine, 1e12, 0.0),)).check()
-    x = torch.ones(distribute.MANY * ROWS, WIDTH)
-    model = Forked()
-    return distribute._chain(
-        lambda rows: units(model, (x[:rows],), {}), ((x,), {}), hosts, None, machine, False
-    )
-
-
-def test_the_host_with_two_devices_gets_more_units(monkeypatch):
-    monkeypatch.setattr(distribute, "profile", lambda own, *_: [(1e-5 * own.rows, 0.0, 0)] * len(own.nodes))
-    one, two = _chain(ONE), _chain(TWO)
-    parts = {b.forward[0].per_row_s / a.forward[0].per_row_s for a, b in zip(one.units, two.units)}
-    assert max(parts) == pytest.approx(min(parts)) and max(parts) < 0.9
-    hosts = Hosts((Host("one", ONE, 1e12, 0.0), Host("two", TWO, 1e12, 0.0)))
-    both = Chain("forked", ("one", "two"), tuple(
-        replace(a, forward=(*a.forward, *b.forward), backward=(*a.backward, *b.backward))
-        for a, b in zip(one.units, two.units)
-    ))  # fmt: skip
-    plan = distribution(both, hosts, ROWS, objective="throughput", stages=2, replicas=1)
-    counts = {
-        plan.ranks[0][plan.position(at)]: stage.stop - stage.first for at, stage in enumerate(plan.stages)
-    }
-    assert counts["two"] > counts["one"]

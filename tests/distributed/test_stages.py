@@ -160,23 +160,6 @@ def test_units_that_write_are_timed_on_copies():
     assert all(backward_s > 0 for _, backward_s, _ in profile(chain, [x], CPU, True)[:1])
 
 
-@pytest.mark.parametrize("name", ["cnn", "gpt"])
-def test_tensors_that_cross_a_cut_are_made_before_and_read_after_it(name):
-    *_, chain = captured(name)
-    for cut in range(1, len(chain.nodes)):
-        for node in chain.crossing[cut]:
-            assert chain.unit[node] < cut
-            assert any(user.op == "output" or chain.unit[user] >= cut for user in node.users)
-    assert not chain.crossing[0]
-
-
-def test_masks_and_positions_are_computed_where_they_are_read():
-    *_, chain = captured("gpt")
-    names = {node.name for node in chain.anywhere}
-    assert "triu" in names and not any(node in chain.unit for node in chain.anywhere)
-    assert all(node not in chain.anywhere for cut in range(len(chain.nodes)) for node in chain.crossing[cut])
-
-
 def test_a_profile_leaves_buffers_and_random_numbers_as_they_were():
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}

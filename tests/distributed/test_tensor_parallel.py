@@ -168,7 +168,7 @@ def test_the_report_names_heads_that_ranks_cannot_share_evenly() -> None:
 
 
 def unlike(rank: int) -> list[str]:
-    """What ranks say to another model, and to other examples, on each."""
+    """Errors for ranks with different models, and with different examples."""
     said = []
     for width, rows in ((8 + 8 * rank, 3), (8, 3 + rank)):
         with pytest.raises(PlanError) as refused:

@@ -147,7 +147,7 @@ def allocations(plan: Plan) -> list[tuple[str, float, float, int]]:
         for name, where in costed.deliver:
             if name == value and (where == device or (not where and made_here)):
                 return forever
-        if value in graph.kept and device != costed.home[value]:
+        if value in graph.refreshed and device != costed.home[value]:
             return forever
         if any(made == value and where == device for made, _, where in _carried(plan)):
             return forever

@@ -198,3 +198,30 @@ def trained() -> float:
         loss = eager_step(reference, nn.functional.cross_entropy, optimizers[1], x, y)
         expected.append(loss.detach())
     return error([*losses, *model.state_dict().values()], [*expected, *reference.state_dict().values()])
+
+
+def trained_by_two() -> float:
+    """Steps of training by two callers in turn, one of them late, whose streams on the device of the model wait for
+    each other; the step is computed on the other device, which keeps replicas of the weights."""
+    model = Towers().train()
+    reference = copy.deepcopy(model)
+    model.to(f"{KIND}:0")
+    optimizers = [torch.optim.SGD(one.parameters(), 0.1, momentum=0.9) for one in (model, reference)]
+
+    def second(costed) -> dict[str, str]:
+        return {cluster.name: f"{KIND}:1" for cluster in costed.clusters if cluster.name != "loss"}
+
+    step = autopar.train_step(
+        model, nn.CrossEntropyLoss(), optimizers[0], machine(), policy=second, split=None, check="never"
+    )
+    callers = Streams(), Streams()
+    losses, expected = [], []
+    for count in range(6):
+        x, y = torch.randn(16, 32), torch.randint(0, 10, (16,))
+        caller, before = callers[count % 2], callers[1 - count % 2]
+        caller.own[0].wait_stream(before.own[0])
+        with caller.current(late=not count % 2):
+            losses.append(step(x.to(f"{KIND}:0", non_blocking=True), y.to(f"{KIND}:0", non_blocking=True)))
+        expected.append(eager_step(reference, nn.functional.cross_entropy, optimizers[1], x, y).detach())
+    synchronize()
+    return error([*losses, *model.state_dict().values()], [*expected, *reference.state_dict().values()])

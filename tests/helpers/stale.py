@@ -12,7 +12,7 @@ def stale(pool: Replicas) -> list[str]:
     wrong: dict[str, None] = {}
     for copy in pool._copies.values():
         master = copy.master
-        current = copy.stamp == master.stamp and master.weights is not None and master.weights.unchanged()
+        current = copy.stamp == master.stamp and master.unchanged()
         if current and not torch.equal(copy.tensor.cpu(), master.tensor.detach().cpu()):
-            wrong[master.name] = None
+            wrong[master.key] = None
     return list(wrong)

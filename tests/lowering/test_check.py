@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import pytest
@@ -20,7 +19,6 @@ from autopar.lowering.check import check
 from autopar.lowering.lower import lower
 from autopar.lowering.memory_bound import footprint
 from autopar.lowering.vector_clocks import History
-from autopar.system.process import uncollected
 
 # x is copied to the accelerator, worked on there by f, brought back as the result.
 RIGHT = """autopar program 1 small
@@ -280,24 +278,3 @@ def test_footprint_is_exact_for_two_lanes_and_sound_for_more(data: st.DataObject
                 todo.append(((*at[:index], at[index] + 1, *at[index + 1 :]), used + more, new))
     bound = max((peak.bytes for peak in footprint(program, history)), default=0)
     assert bound == worst if count <= 2 else bound >= worst
-
-
-@pytest.mark.slow
-def test_many_steps_are_checked_in_linear_time() -> None:
-    """Twice the chain, not much more than twice the time (of the processor)."""
-
-    def cost(tasks: int) -> float:
-        values = [value("x", kind="input"), *(value(f"v{i}") for i in range(tasks))]
-        made = [
-            op(f"t{i}", "aten.sin.default", R(f"v{i - 1}" if i else "x"), (f"v{i}",)) for i in range(tasks)
-        ]
-        each = plan(graph("chain", values, made, (f"v{tasks - 1}",)), machine(), ["cpu", "emulated:0"])
-        program = lower(each)
-        # As where plans are proved: what other tests have left in memory must not count.
-        with uncollected():
-            start = time.process_time()
-            assert redundant(program, each.costed.graph) == ()
-            return time.process_time() - start
-
-    cost(500)
-    assert cost(4000) < 8 * max(cost(1000), 0.01)

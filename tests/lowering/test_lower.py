@@ -27,7 +27,6 @@ from autopar.ir.graph import Graph, Ref, Task
 from autopar.ir.program import Compute, Copy, Free, Program, Record, Wait
 from autopar.lowering.check import check
 from autopar.lowering.lower import lower
-from autopar.planner import place
 
 PLANS = {f"{index} {each.costed.graph.name}": each for index, each in enumerate(every())}
 
@@ -86,29 +85,6 @@ def test_random_graphs_anywhere(seed: int) -> None:
         assert same(adversary.run(capped, made, None, tensors, seed), right)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", ["auto", "heft", "round_robin"])
-def test_plans_that_fit_are_lowered(policy: str) -> None:
-    """Plans of the real planner, with and without caps: what it takes to fit can be proved to fit."""
-    planned = 0
-    for seed in range(3):
-        made = random_graph(random.Random(seed), 20)
-        bare = plan(made, machine(2), ["cpu"]).costed
-        program = lower(place(bare, policy))
-        peaks = {peak.device: peak.bytes for peak in check(program, made)}
-        for share in (0.9, 0.8):
-            caps = {device: int(nbytes * share) for device, nbytes in peaks.items()}
-            try:
-                capped = place(replace(bare, machine=machine(2, caps=caps)), policy)
-            except MemoryCapError:
-                continue
-            planned += 1
-            program = lower(capped)
-            assert redundant(program, made) == ()
-            assert same(adversary.run(program, made, None, given(made), seed), sequential(made, given(made)))
-    assert planned
-
-
 def chain(tasks: int) -> Graph:
     values = [value("x", kind="input"), *(value(f"v{i}") for i in range(tasks))]
     made = [op(f"t{i}", "aten.sin.default", R(f"v{i - 1}" if i else "x"), (f"v{i}",)) for i in range(tasks)]
@@ -117,15 +93,14 @@ def chain(tasks: int) -> Graph:
 
 @pytest.mark.slow
 def test_long_chain_is_neither_slow_nor_deep() -> None:
-    """5,000 tasks that change device each time; time is that of the processor, so that other load does not
-    count.
-    """
+    """5,000 tasks that change device each time, lowered and checked; time is that of the processor, so that other load
+    does not count."""
     made = chain(5_000)
     each = plan(made, machine(), ["cpu", "emulated:0", "emulated:1"])
     start = time.process_time()
     program = lower(each)
-    assert time.process_time() - start < 2.5
     check(program, made)
+    assert time.process_time() - start < 2.5
     assert count(program, Compute) == 5_000
 
 
@@ -251,12 +226,3 @@ def test_errors_name_values_also_with_the_sign_of_a_device_in_them() -> None:
     ):  # fmt: skip
         with pytest.raises(PlanError, match=message):
             lower(replace(made, transfers=transfers))
-
-
-def test_torch_refuses_mixed_devices() -> None:
-    """The fake devices can say no."""
-    program = lower(PLANS["1 diamond"])
-    buffers = tuple(replace(b, device="cpu") if b.name == "c_@emulated:0" else b for b in program.buffers)
-    # torch 2.13 has a class of its own for it, 2.11 a plain RuntimeError.
-    with pytest.raises(Exception, match="device"):
-        run_fake(replace(program, buffers=buffers), PLANS["1 diamond"].costed.graph)

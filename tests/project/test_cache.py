@@ -71,4 +71,4 @@ def test_a_folder_that_cannot_be_written_costs_a_line(own, monkeypatch, caplog):
     monkeypatch.setenv("AUTOPAR_CACHE", str(own / "file"))
     cache.store(cache.file_for("machine", []), {})
     assert "AUTOPAR_CACHE" in caplog.text
-    assert "not kept" in cache.kept() and "AUTOPAR_CACHE" in cache.kept()
+    assert "not kept" in cache.note() and "AUTOPAR_CACHE" in cache.note()

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from autopar.cli import demo
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 # What a script finds beside itself.
 sys.path.append(str(EXAMPLES))
@@ -145,26 +147,24 @@ def test_the_distance_of_kernels_needs_two_devices_under_a_cap():
 
 @pytest.mark.slow
 def test_the_two_layer_mlp_trains_as_the_plain_loop_does():
-    module = example("two_layer_mlp")
-    assert module.curve(50, torch.float64, ["cpu", "emulated:0", "emulated:1"]) <= 1e-9
+    assert demo.curve(50, torch.float64, ["cpu", "emulated:0", "emulated:1"]) <= 1e-9
 
 
 @pytest.mark.slow
 def test_the_two_layer_mlp_hides_its_reduction_behind_the_backward():
-    from autopar import train_step
+    from autopar import Machine, train_step
     from autopar.view import hidden
 
-    module = example("two_layer_mlp")
-    devices = module.autopar.Machine.emulate("cpu-16", "t4", "t4")
-    model = module.MLP(32, 1024, 1024)
+    devices = Machine.emulate("cpu-16", "t4", "t4")
+    model = demo.MLP(32, 1024, 1024)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     step = train_step(
         model,
         torch.nn.MSELoss(),
         optimizer,
         devices,
-        split=module.halves(devices),
-        pins=module.HOME,
+        split=demo.halves(devices),
+        pins=demo.HOME,
         check="never",
     )
     step.prepare(torch.empty(4096, 32), torch.empty(4096, 1024))

@@ -21,9 +21,7 @@ NAMED = {
 """Files that may use any, as they check torch's version and fail loudly."""
 REASONS = {
     "bench/rivals.py": "a rival's own options",
-    "ops/composites/define.py": "defines operators, below capture: keys of autocast, and memory that tensors share",
-    "ops/composites/rules.py": "lets operators stay whole during a trace: their kernels in Python",
-    "ops/resolve.py": "torch's own bindings of operators, of which a call takes up to 1 µs less",
+    "ops/composites/define.py": "defines operators, below capture: keys of autocast, and kernels in Python for a trace",
     "runtime/kernels/cuda_graphs.py": "memory of a recorded graph",
     "runtime/kernels/inductor.py": "a kernel library",
 }

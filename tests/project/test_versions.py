@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from autopar.system import versions
+from autopar import system
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -32,8 +32,8 @@ def names(requirements):
 
 
 def test_the_requirement_is_the_supported_range():
-    assert f"pip install '{PROJECT['dependencies'][0]}'" == versions.TO_TYPE
-    assert versions.supported(torch.__version__) and versions.supported(PINS["torch"])
+    assert f"pip install '{PROJECT['dependencies'][0]}'" == system.TO_TYPE
+    assert system.supported(torch.__version__) and system.supported(PINS["torch"])
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_the_requirement_is_the_supported_range():
      ("2.2", False), ("unknown", False)],
 )  # fmt: skip
 def test_releases_are_compared_as_numbers(version, answer):
-    assert versions.supported(version) is answer
+    assert system.supported(version) is answer
 
 
 def test_everything_that_is_installed_by_name_is_pinned():
@@ -74,6 +74,6 @@ def test_a_torch_that_lacks_something_is_told_the_range_and_an_unknown_one_is_wa
     """By doctor, too."""
     environment = {"PYTHONPATH": str(ROOT), "AUTOPAR_CACHE": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", UNKNOWN], capture_output=True, text=True, env=environment)
-    assert f"which capture needs; autopar supports {versions.SUPPORTED}: pip install" in done.stdout
-    assert f"torch 2.99.0 was never tested with autopar, which supports {versions.SUPPORTED}" in done.stderr
-    assert f"{versions.SUPPORTED} are supported; this one is not: pip install" in done.stdout
+    assert f"which capture needs; autopar supports {system.SUPPORTED}: pip install" in done.stdout
+    assert f"torch 2.99.0 was never tested with autopar, which supports {system.SUPPORTED}" in done.stderr
+    assert f"{system.SUPPORTED} are supported; this one is not: pip install" in done.stdout

@@ -10,7 +10,6 @@ import torch
 from rig import FIRST, KIND, error, in_turn, machine
 
 import autopar
-from autopar.cli import doctor
 from autopar.costs import calibrate as probe
 from autopar.costs import detect
 from autopar.errors import RunError
@@ -25,7 +24,6 @@ def test_a_module_that_tells_nothing(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(torch, "get_device_module", lambda kind: module)
         assert detect._title("mtia:0") == "mtia" and detect._memory("mtia:0") is None
-        assert doctor._peers(["mtia:0", "mtia:1"]) == "not told by this kind of device"
         module.recommended_max_memory = lambda: 5
         assert detect._memory("mps:0") == 5
         module.mem_get_info = lambda device: (3, 7)

@@ -30,23 +30,25 @@ def kernel(library: str, module: fx.GraphModule, *examples: torch.Tensor) -> Any
         return LIBRARIES[library].build(module, examples)
 
 
-@pytest.mark.parametrize("kind", ["bool", "float"])
-def test_attention_whose_mask_excludes_every_key_is_zero(library: str, kind: str) -> None:
+def test_attention_whose_mask_excludes_every_key_is_zero(library: str) -> None:
     """As in a row of a batch that is padded on the left."""
     causal = torch.ones(2, 1, 6, 6, dtype=torch.bool).tril()
     padded = causal.clone()
     padded[0, ..., :2] = False
-    if kind == "float":
-        causal, padded = (torch.zeros(mask.shape).masked_fill(~mask, -torch.inf) for mask in (causal, padded))
     q, k, v = torch.randn(3, 2, 4, 6, 8)
 
-    def attention(q: Any, k: Any, v: Any, mask: Any) -> Any:
-        return (torch.ops.aten.scaled_dot_product_attention.default(q, k, v, mask),)
+    def attention(q: Any, k: Any, v: Any, mask: Any, added: Any) -> Any:
+        attend = torch.ops.aten.scaled_dot_product_attention.default
+        return attend(q, k, v, mask), attend(q, k, v, added)
+
+    def both(mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return mask, torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)
 
     with torch.no_grad():
-        call = kernel(library, fx.symbolic_trace(attention), q, k, v, causal)
+        call = kernel(library, fx.symbolic_trace(attention), q, k, v, *both(causal))
         for mask in (causal, padded):
-            torch.testing.assert_close(call(q, k, v, mask)[0], attention(q, k, v, mask)[0])
+            for ours, right in zip(call(q, k, v, *both(mask)), attention(q, k, v, *both(mask)), strict=True):
+                torch.testing.assert_close(ours, right)
 
 
 def test_a_packed_causal_mask_is_eagers(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,44 +73,43 @@ def test_a_packed_causal_mask_is_eagers(library: str, monkeypatch: pytest.Monkey
             assert torch.equal(ours, right)
 
 
-@pytest.mark.parametrize("bad", [-1, 10])
-def test_ids_that_are_in_no_table_are_refused_as_in_eager(library: str, bad: int) -> None:
-    def looked_up(ids: torch.Tensor) -> Any:
-        return (functional.embedding(ids[0], TABLE) * 2,)
-
-    ids = torch.tensor([[1, 9, 0]])
-    call = kernel(library, make_fx(looked_up)(ids), ids)
-    good = torch.tensor([[9, 0, 3]])
-    torch.testing.assert_close(call(good)[0], looked_up(good)[0])
-    with pytest.raises(IndexError, match="out of range"):
-        call(torch.tensor([[1, bad, 0]]))
+LOOKUPS: list[Callable[..., torch.Tensor]] = [
+    lambda ids, own: TABLE.gather(0, ids.expand(TABLE.shape[1], -1).t()),
+    lambda ids, own: TABLE[ids],
+    lambda ids, own: own.gather(1, ids.expand(own.shape[0], -1)),
+    lambda ids, own: functional.embedding(ids, TABLE) + functional.embedding(ids, SHORT),
+    lambda ids, own: functional.embedding(ids[0], TABLE),
+]
+"""Entries of a weight, rows by index, entries of an argument, rows of the shorter of two tables, and of part of ids."""
 
 
-LOOKED_UP: dict[str, Any] = {
-    "entries of a weight": lambda ids, own: TABLE.gather(0, ids.expand(TABLE.shape[1], -1).t()),
-    "rows by index": lambda ids, own: TABLE[ids],
-    "entries of an argument": lambda ids, own: own.gather(1, ids.expand(own.shape[0], -1)),
-    "the shorter of two": lambda ids, own: (
-        functional.embedding(ids, TABLE) + functional.embedding(ids, SHORT)
-    ),
-}
+def test_lookups_out_of_range_end_as_in_eager(library: str) -> None:
+    """All in one kernel, each with ids of its own."""
 
+    def looked_up(own: torch.Tensor, *ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(lookup(each, own) * 2 for lookup, each in zip(LOOKUPS, ids, strict=True))
 
-@pytest.mark.parametrize("looked_up", LOOKED_UP.values(), ids=LOOKED_UP)
-def test_lookups_out_of_range_end_as_in_eager(library: str, looked_up: Callable[..., Any]) -> None:
-    ids, own = torch.tensor([[1, 0, 1]]), torch.randn(2, 2)
-    call = kernel(library, make_fx(lambda *given: (looked_up(*given) * 2,))(ids, own), ids, own)
-    torch.testing.assert_close(call(ids.flip(1), own)[0], looked_up(ids.flip(1), own) * 2)
-    for bad in (-1, -30, 2, 30):
-        wrong = torch.tensor([[1, bad, 0]])
+    own, good = torch.randn(2, 2), [torch.tensor([[1, 0, 1]]) for _ in LOOKUPS]
+    call = kernel(library, make_fx(looked_up)(own, *good), own, *good)
+    cases = [[ids.flip(1) for ids in good]]
+    cases += [
+        [torch.tensor([[1, bad, 0]]) if at == place else ids for at, ids in enumerate(good)]
+        for place in range(len(LOOKUPS))
+        for bad in (-1, -30, 2, 10, 30)
+    ]
+    refused = 0
+    for ids in cases:
         try:
-            wanted = looked_up(wrong, own) * 2
+            expected = looked_up(own, *ids)
         except (IndexError, RuntimeError) as error:
+            refused += 1
             with pytest.raises(type(error)) as caught:
-                call(wrong, own)
+                call(own, *ids)
             assert str(caught.value) == str(error)
         else:
-            torch.testing.assert_close(call(wrong, own)[0], wanted)
+            for ours, right in zip(call(own, *ids), expected, strict=True):
+                torch.testing.assert_close(ours, right)
+    assert refused > len(LOOKUPS)
 
 
 def test_single_operators_are_eagers_beyond_their_examples(library: str) -> None:

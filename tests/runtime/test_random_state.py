@@ -58,28 +58,21 @@ class Island(nn.Module):
         return nn.functional.dropout(self.part(self.layer(x)), 0.5, True)
 
 
-def still() -> nn.Module:
-    """One that draws nothing."""
-    return nn.Sequential(nn.Linear(6, 6), nn.ReLU())
-
-
 ONE = (["cpu"], {})
 PLACED = (machine(), {"policy": "round_robin", "split": None})
 CUT = (machine(), {"policy": "round_robin", "split": 2})
 CASES = {
     "on one device": (Noisy, ONE, "first"),
-    "placed": (Noisy, PLACED, "first"),
     "placed, checked always": (Noisy, PLACED, "always"),
     "placed, not checked": (Noisy, PLACED, "never"),
     "cut": (Noisy, CUT, "first"),
     "with state": (Norm, PLACED, "first"),
     "as written": (Opaque, PLACED, "always"),
     "with an island": (Island, PLACED, "first"),
-    "without a draw": (still, CUT, "first"),
 }
 
 
-LOOPS = ["on one device", "placed, checked always", "cut", "with state"]
+LOOPS = ["placed, checked always", "cut", "with state"]
 
 
 @pytest.mark.parametrize(

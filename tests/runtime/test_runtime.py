@@ -192,9 +192,9 @@ def test_unpacked_outputs_constants_and_odd_arguments():
 
 @pytest.mark.slow
 @torch.no_grad()
-def test_ten_thousand_steps():
+def test_thousands_of_steps():
     case, before = Case(), "x"
-    for i in range(10_000):
+    for i in range(4_000):
         case.task("cpu/0" if i % 100 < 50 else "cpu/1", f"v{i}", "aten.neg.default", Ref(before))
         before = f"v{i}"
     case.outputs = (before,)

@@ -63,8 +63,10 @@ def test_ranges_go_to_nvtx_where_cuda_is_and_are_closed(fast, monkeypatch):
         def range_pop() -> None:
             calls.append("")
 
-    monkeypatch.setattr(ranges, "nvtx", lambda: Nvtx)
     x = torch.randn(6, 8)
+    fast(x)
+    monkeypatch.setattr(torch.cuda, "nvtx", Nvtx)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     fast(x)
     assert not calls
     with fast.record():

@@ -133,32 +133,27 @@ def test_calls_while_another_thread_captures_are_right(monkeypatch, training):
 
 
 class Around(nn.Module):
-    """Calls a compiled model; as one task where it may not be traced."""
+    """Calls a compiled model."""
 
-    def __init__(self, inner, opaque: bool) -> None:
+    def __init__(self, inner) -> None:
         super().__init__()
-        self.__dict__["inner"], self.opaque = inner, opaque
+        self.__dict__["inner"] = inner
         self.layer = nn.Linear(8, 8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.opaque and float(x.sum()) > 1e9:
-            return x
         return self.inner(self.layer(x)) * 2
 
 
-@pytest.mark.parametrize("opaque", [False, True])
-def test_threads_with_models_around_models_do_not_wait_for_each_other_for_ever(opaque):
+def test_threads_with_models_around_models_do_not_wait_for_each_other_for_ever():
     inner = autopar.compile(nn.Linear(8, 8), DEVICES, policy="round_robin", split=None)
-    outer = autopar.compile(Around(inner, opaque), DEVICES, policy="round_robin", split=None)
+    outer = autopar.compile(Around(inner), DEVICES, policy="round_robin", split=None)
 
     def caller(model, rows: int) -> None:
         for more in range(2):
             assert model(torch.randn(rows + more, 8)).shape == (rows + more, 8)
 
     work = [(inner, 3), (outer, 3), (outer, 7), (inner, 7)]
-    errors = at_once(*(partial(caller, *each) for each in work))
-    # What is kept as written runs outside the turn, where torch's tracing in another thread may meet it.
-    assert opaque or not errors
+    assert not at_once(*(partial(caller, *each) for each in work))
     inner.close(), outer.close()
 
 
@@ -193,10 +188,11 @@ def test_a_fork_while_another_thread_is_in_a_call_leaves_the_child_free_to_call(
     fast.close()
 
 
-@pytest.mark.parametrize("write", ["numpy", "data", "one element"])
+@pytest.mark.parametrize("write", ["numpy", "data", "one element", "fused step"])
 @torch.no_grad()
 def test_writes_that_leave_no_trace(write):
-    """Those to whole tensors are seen by samples in every signature, others after `refresh`."""
+    """Those to whole tensors are seen by samples in every signature, an optimizer's in any case, others after
+    `refresh`."""
     model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)).eval()
     fast = autopar.compile(model, DEVICES, pins={"2": "emulated:0"}, split=None)
     x, weight = torch.randn(4, 8), model[2].weight
@@ -206,6 +202,10 @@ def test_writes_that_leave_no_trace(write):
             weight.detach().numpy()[:] *= factor
         elif write == "data":
             weight.data.mul_(factor)
+        elif write == "fused step":
+            weight.grad = torch.zeros_like(weight)
+            weight.grad[1, 3] = factor
+            torch.optim.SGD([weight], lr=1.0, fused=True).step()
         else:
             weight.data[1, 3] *= factor
             fast.refresh()

@@ -14,7 +14,7 @@ from torch import nn
 import autopar
 from autopar.costs.clustering import unfused
 from autopar.planner import replan, schedule
-from autopar.session.saved_plan import as_given
+from autopar.session.saved_plan import follow_user_plan
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +51,7 @@ def planned(tmp_path: Path) -> Path:
             lambda fast: fast(X),
             r"the plan has an input 'mask', float32 of shape \[4, 8\], this call has none",
         ),
-        (lambda fast: fast(X, MASK, True), r"the inputs are alike, but .*flip.* the plan .*linear"),
+        (lambda fast: fast(X, MASK, True), r"the inputs are equal, but .*flip.* the plan .*linear"),
         (
             lambda fast: fast(X[:2], flip=True),
             r"the input 'x' is float32 of shape \[2, 8\], in the plan .*\[4, 8\]",
@@ -83,7 +83,7 @@ def test_a_plan_keeps_its_clusters_whatever_the_costs_of_the_moment(planned: Pat
     single = replan(unfused(fused.costed), schedule(unfused(fused.costed)))
     assert len(single.placed) > len(fused.placed)
     for given, priced in ((fused, single.costed), (single, fused.costed)):
-        taken = as_given(graph, lambda _, priced=priced: priced, given, "full")
+        taken = follow_user_plan(graph, lambda _, priced=priced: priced, given, "full")
         assert {step.cluster: step.lane for step in taken.placed} == {s.cluster: s.lane for s in given.placed}
         assert taken.costed.cluster_of == given.costed.cluster_of
         assert problems(taken) == []

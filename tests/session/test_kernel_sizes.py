@@ -96,9 +96,15 @@ class Partial(Open):
         return partial
 
 
-@pytest.mark.parametrize("raises", [False, True])
 @pytest.mark.parametrize(
-    "fails", [lambda shape: any(n % 2 for n in shape), lambda shape: max(shape) > 17], ids=["odd", "long"]
+    ("fails", "raises"),
+    [
+        # Found right after compilation, and in a later call.
+        (lambda shape: any(n % 2 for n in shape), False),
+        (lambda shape: max(shape) > 17, False),
+        (lambda shape: max(shape) > 17, True),
+    ],
+    ids=["odd", "long", "long, by an error"],
 )
 def test_a_kernel_that_is_wrong_for_other_sizes_serves_none(
     fails: Callable[..., bool], raises: bool, monkeypatch: pytest.MonkeyPatch
@@ -118,9 +124,8 @@ def test_kernels_for_one_set_of_sizes_are_built_for_the_first_few(monkeypatch: p
     using(monkeypatch, library, fastest="folding")
     model = Attention().eval()
     fast = autopar.compile(model, ["cpu"], kernels="auto", dynamic=True)
-    for _ in range(3):
-        for sizes in SIZES:
-            alike(fast, model, sizes)
+    for sizes in (*SIZES, *SIZES):
+        alike(fast, model, sizes)
     assert len(library.built) == CHECKED
     text = fast.explain("all")
     assert all(f" for ids {list(sizes)}\n" in text for sizes in SIZES[:CHECKED])
@@ -131,14 +136,14 @@ def test_a_verdict_holds_for_sizes_of_a_magnitude(monkeypatch: pytest.MonkeyPatc
     library = Open()
     using(monkeypatch, library, fastest="eager")
 
-    def built(*sizes: tuple[int, int]) -> int:
+    def built(*sizes: int) -> int:
         torch._dynamo.reset()
-        before, model = len(library.built), Attention().eval()
+        before, model = len(library.built), nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 4))
         fast = autopar.compile(model, ["cpu"], kernels="auto", dynamic=True)
-        alike(fast, model, sizes[0])
+        torch.testing.assert_close(fast(x := ids(sizes)), model(x))
         return len(library.built) - before
 
-    assert built((5, 20)) and not built((6, 21)) and built((40, 200))
+    assert built(5, 20) and not built(6, 21) and built(40, 200)
 
 
 @pytest.mark.parametrize("door", ["loop", "step"])

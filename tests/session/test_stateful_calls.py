@@ -111,7 +111,6 @@ def test_a_buffer_that_is_assigned_and_returned(devices: tuple[str, ...]) -> Non
             (found, count, given), right = fast(x), twin(x)
             assert torch.equal(found, right[0]) and count is fast.rows and given is x
             same(fast, twin)
-        assert any(served._shorts for served in fast._placement.session.graphs) or len(devices) > 1
     fast.close()
 
 

@@ -1,4 +1,4 @@
-"""When the step of an optimizer cannot be part of a graph, and what is said then."""
+"""Reasons why the step of an optimizer cannot be part of a graph."""
 
 from __future__ import annotations
 
@@ -45,7 +45,6 @@ def set_all(**entries: Any) -> Callable[[nn.Module, Optimizer], None]:
         (lambda m: SGD(m.parameters()), set_all(momentum=0.9), "has no momentum_buffer of scale yet"),
         (lambda m: Adam(m.parameters()), set_all(amsgrad=True), "has no max_exp_avg_sq of scale yet"),
         (lambda m: Adam(m.parameters()), lambda m, o: o.state.clear(), "has no exp_avg of scale yet"),
-        (lambda m: SGD(m.fc1.parameters()), None, "is in none of the optimizer's param groups"),
         (
             lambda m: SGD(m.parameters()),
             lambda m, o: o.param_groups[0]["params"].append(m.fc2.bias),

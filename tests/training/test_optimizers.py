@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable
 
 import pytest
 import torch
-from graphs import machine
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
-from twins import CPU, Make, Twins, batches, eager, net, nothing
-
-from autopar.costs.roofline import cost
-from autopar.errors import PlanError, RunError
-from autopar.lowering.check import check
-from autopar.lowering.lower import lower
-from autopar.ops import resolve as bind
-from autopar.planner import place
-from autopar.training.optimizers import obstacle, trained_parameters, updated
+from twins import Make, Twins, batches, eager, nothing
 
 
 def follow(make: Make, steps: int = 3, clip_norm: float | None = None, dtype: torch.dtype = torch.float32,
@@ -100,17 +90,6 @@ def test_a_learning_rate_that_is_a_tensor(kind, nbytes):
     follow(lambda model: kind(model.parameters(), lr=torch.tensor(0.05)), between=fill, nbytes=nbytes)
 
 
-def test_groups_edited_between_steps():
-    def edit(optimizer: Optimizer) -> None:
-        optimizer.param_groups[0].update(lr=0.3, momentum=0.5, weight_decay=0.1, maximize=True)
-
-    follow(lambda model: SGD(model.parameters(), 0.1, 0.9), between=edit)
-
-
-def test_a_frozen_parameter_and_one_without_gradient_stay():
-    follow(lambda model: AdamW(model.parameters(), 0.1, weight_decay=0.5), frozen="fc2.weight")
-
-
 @pytest.mark.parametrize("schedule", ["LambdaLR", "CosineAnnealingLR", "OneCycleLR"])
 def test_schedulers_go_on_and_do_not_warn(schedule):
     twins = Twins(lambda model: SGD(model.parameters(), 0.1, 0.9))
@@ -130,72 +109,6 @@ def test_schedulers_go_on_and_do_not_warn(schedule):
         twins.are_equal()
 
 
-def test_a_state_dict_loaded_between_steps_is_what_the_next_step_reads():
-    twins = Twins(grouped)
-    stepping = twins.stepping()
-    saved = copy.deepcopy((twins.model.state_dict(), twins.optimizer.state_dict()))
-    for batch in batches(3):
-        stepping(batch)
-    twins.model.load_state_dict(saved[0])
-    twins.optimizer.load_state_dict(saved[1])
-    twins.are_equal()
-    for batch in batches(3):
-        stepping(batch)
-        eager(twins.twin, twins.rival, batch)
-        twins.are_equal()
-
-
-def test_resume_in_a_fresh_optimizer_needs_no_first_step():
-    twins = Twins(grouped)
-    saved = copy.deepcopy(twins.optimizer.state_dict())
-    twins.optimizer = grouped(twins.model)
-    assert obstacle(twins.optimizer, trained_parameters(twins.base)) != ""
-    twins.optimizer.load_state_dict(saved)
-    stepping = twins.stepping()
-    for batch in batches(2):
-        stepping(batch)
-        eager(twins.twin, twins.rival, batch)
-        twins.are_equal()
-
-
-def test_a_step_that_stops_half_way_has_changed_nothing():
-    twins = Twins(grouped)
-    stepping = twins.stepping(1.0)
-    for most in range(0, len(stepping.captured.graph.tasks) + 1, 5):
-        stepping.executed(twins.batch, most)
-    twins.are_equal()
-
-
-def test_the_graph_names_what_it_updates():
-    twins = Twins(lambda model: Adam(model.parameters()))
-    captured = twins.stepping(1.0).captured
-    graph = captured.graph
-    tasks = {task.name: task for task in graph.tasks if task.phase == "update"}
-    paths = set(trained_parameters(twins.base))
-    assert {f"update {path}" for path in paths} | {f"norm {path}" for path in paths} | {"clip"} == set(tasks)
-    assert {task.module for task in tasks.values()} == paths | {""}
-    assert not any(task.home or task.free for task in tasks.values())
-    assert len(graph.outputs) == 1
-    carried = {graph.value[name].path for name in graph.carried}
-    assert carried == paths | {
-        f"optimizer.state.{path}.{entry}" for path in paths for entry in ("exp_avg", "exp_avg_sq")
-    }
-    assert {target for _, target in graph.updates} == set(graph.carried) <= set(graph.state)
-    assert set(captured.state) == set(graph.state)
-    assert {"total_norm", "clip_coefficient"} <= set(graph.value)
-    for made, target in graph.updates:
-        one, other = graph.value[made], graph.value[target]
-        assert (one.shape, one.dtype, one.bytes) == (other.shape, other.dtype, other.bytes)
-
-
-def test_the_total_norm_is_what_torch_clips_by():
-    twins = Twins(lambda model: SGD(model.parameters(), 0.1))
-    values = twins.stepping(0.01).executed(twins.batch, 10**6)
-    twins.twin(*twins.batch).backward()
-    assert torch.equal(values["total_norm"], nn.utils.clip_grad_norm_(twins.twin.parameters(), 0.01))
-    assert values["clip_coefficient"] < 1
-
-
 def test_autocast_around_the_call_does_not_reach_the_step():
     twins = Twins(lambda model: Adam(model.parameters()), torch.bfloat16)
     stepping = twins.stepping(0.1)
@@ -208,77 +121,3 @@ def test_autocast_around_the_call_does_not_reach_the_step():
                 assert again[name].dtype == values[name].dtype and torch.equal(again[name], values[name]), (
                     task.where
                 )
-
-
-@pytest.mark.parametrize("nbytes", [0, 1 << 20])
-@pytest.mark.parametrize("clip_norm", [None, 0.1])
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda model: SGD(model.parameters(), 0.1, 0.9, nesterov=True, foreach=True),
-        lambda model: SGD(model.parameters(), 0.1, 0.9, fused=True, maximize=True),
-        lambda model: AdamW(model.parameters(), fused=True, amsgrad=True),
-        lambda model: Adam(model.parameters(), foreach=True, weight_decay=0.1),
-    ],
-)
-def test_update_tasks_do_not_modify_their_inputs(make, clip_norm, nbytes):
-    twins = Twins(make)
-    stepping = twins.stepping(clip_norm, nbytes)
-    captured, values = stepping.captured, stepping.executed(twins.batch, 10**6)
-    for task in captured.graph.tasks:
-        if task.phase == "update":
-            read = {name: values[name].clone() for name in task.inputs}
-            captured.calls[task.target](*(bind.argument(item, values.__getitem__, CPU) for item in task.args))
-            for name, before in read.items():
-                assert torch.equal(values[name], before), f"{task.where} changes {name}"
-
-
-def test_without_clipping_an_update_waits_for_its_own_gradient_alone():
-    twins = Twins(lambda model: SGD(model.parameters(), 0.1))
-    graph, gradients = twins.stepping().captured.graph, dict(twins.base.gradients)
-    order = {task.name: number for number, task in enumerate(graph.tasks)}
-    for task in graph.tasks:
-        if task.phase == "update":
-            weight, gradient = task.inputs
-            assert gradients[weight] == gradient
-            between = range(order[graph.producer[gradient]] + 1, order[task.name])
-            assert all(graph.tasks[number].phase == "update" for number in between)
-
-
-def test_an_update_is_priced_by_the_kernels_it_is_made_of():
-    def seconds(make: Make) -> float:
-        captured = Twins(make).stepping().captured
-        return cost(captured.graph, machine(1), homes={}).cost["update fc2.weight"].seconds[1]
-
-    plain = seconds(lambda model: SGD(model.parameters(), 0.1))
-    momentum = seconds(lambda model: SGD(model.parameters(), 0.1, 0.9))
-    assert 0 < plain < momentum < seconds(lambda model: Adam(model.parameters()))
-
-
-def test_new_weights_are_carried_to_the_devices_that_read_them():
-    twins = Twins(grouped)
-    stepping = twins.stepping(0.5)
-    graph = stepping.captured.graph
-    costed = cost(graph, machine(2), homes={})
-    program = lower(place(costed, "round_robin"))
-    check(program, graph)
-    kept = {state for _, state in program.keeps}
-    assert kept and kept <= set(graph.carried)
-
-
-def test_a_step_planned_for_other_state_is_an_error_that_changes_nothing():
-    twins = Twins(lambda model: SGD(model.parameters(), 0.1, 0.9))
-    stepping = twins.stepping()
-    twins.optimizer.param_groups[0]["momentum"] = 0.0
-    with pytest.raises(RunError, match="plan the step again"):
-        stepping(twins.batch)
-    twins.optimizer.param_groups[0]["momentum"] = 0.9
-    twins.are_equal()
-
-
-def test_a_parameter_without_state_or_group_is_named():
-    model, base, _ = net(torch.float32, "")
-    with pytest.raises(PlanError, match=r"no exp_avg of scale"):
-        updated(base, Adam([*model.fc1.parameters(), *model.fc2.parameters(), model.scale, model.again.bias]))
-    with pytest.raises(PlanError, match="is in no param group"):
-        updated(base, SGD(model.fc1.parameters(), 0.1))

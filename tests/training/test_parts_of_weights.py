@@ -52,7 +52,14 @@ def apart(one: nn.Module, other: nn.Module) -> float:
     return max(float((a - b).detach().abs().max()) for a, b in zip(one.parameters(), other.parameters()))
 
 
-@pytest.mark.parametrize("kind, clip", [*((kind, None) for kind in OPTIMIZERS), ("adamw", 0.01)])
+@pytest.mark.parametrize(
+    ("kind", "clip"),
+    [
+        ("momentum", None),
+        ("adamw", 0.01),
+        *(pytest.param(kind, None, marks=pytest.mark.release) for kind in OPTIMIZERS if kind != "momentum"),
+    ],
+)
 def test_steps_in_parts_are_the_optimizers(kind: str, clip: float | None) -> None:
     model = pair()
     plain = copy.deepcopy(model)

@@ -36,7 +36,7 @@ def test_eager_is_not_asked_again_nor_with_check_never(monkeypatch):
     monkeypatch.setattr(updates, "Eager", lambda *a: (asked.append(1), eager(*a))[1])
     for mode, count in (("first", 1), ("never", 0), ("always", 4)):
         asked.clear()
-        Pair(mlp, MOMENTUM, check=mode).same(batches(4))
+        Pair(mlp, MOMENTUM, ["cpu"], policy="auto", split=None, check=mode).same(batches(4))
         assert len(asked) == count
 
 
@@ -117,24 +117,6 @@ def test_of_several_losses_the_first_is_differentiated_the_rest_come_back(kind):
             else:
                 assert found[key] == expected[key]
     pair.same_after()
-
-
-def test_a_criterion_with_parameters_of_its_own_is_trained():
-    class Weighted(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = nn.Parameter(torch.ones(5, dtype=torch.float64))
-
-        def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-            return nn.functional.cross_entropy(outputs * self.scale, targets)
-
-    torch.manual_seed(0)
-    model, rule = mlp().double(), Weighted()
-    step = autopar.train_step(
-        model, rule, SGD([*model.parameters(), *rule.parameters()], lr=0.5), THREE, **FORCED
-    )
-    losses = [step(x, y).item() for x, y in batches(1) * 10]
-    assert losses[-1] < losses[0] and not torch.equal(rule.scale, torch.ones(5, dtype=torch.float64))
 
 
 def test_a_model_may_have_a_criterion_of_its_own():

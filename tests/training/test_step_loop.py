@@ -61,11 +61,6 @@ def test_clipping_by_the_global_norm():
     assert "norm" in pair.step.explain()
 
 
-@pytest.mark.release  # clipped gradients that share memory are so
-def test_clipping_before_an_optimizer_of_another_kind():
-    Pair(mlp, OPTIMIZERS["adagrad"], clip_norm=0.05).same(batches(6), clip_norm=0.05)
-
-
 @by_turns("by, clip_norm", ["argument", "no_sync"], [None, 0.1])
 def test_accumulated_gradients(by, clip_norm):
     pair = Pair(mlp, ADAM, clip_norm=clip_norm)
@@ -91,12 +86,10 @@ def scaler(scale: float = 2.0**12) -> Any:
     return torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=4)
 
 
-@pytest.mark.parametrize("clip_norm", [None, 0.1])
-def test_the_scaler_scales_and_grows(clip_norm):
-    ours = scaler()
-    pair = Pair(mlp, ADAM, scaler=ours, clip_norm=clip_norm)
-    theirs = scaler()
-    pair.same(batches(12), scaler=theirs, clip_norm=clip_norm)
+def test_the_scaler_scales_and_grows():
+    ours, theirs = scaler(), scaler()
+    pair = Pair(mlp, ADAM, scaler=ours, clip_norm=0.1)
+    pair.same(batches(12), scaler=theirs, clip_norm=0.1)
     assert ours.get_scale() == theirs.get_scale() > 2.0**12
     assert "scaler" in pair.step.explain()
 

@@ -1,4 +1,4 @@
-"""What happens to an optimizer between placed steps: as in the plain loop, and in the program where it can be."""
+"""Changes of an optimizer between placed steps act as in the plain loop, with the update in the program if possible."""
 
 from __future__ import annotations
 

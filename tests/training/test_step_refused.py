@@ -1,4 +1,4 @@
-"""What no graph of a training step can hold: the error names the option or function that is the reason."""
+"""Steps that no graph can hold: the error names the option or function that is the reason."""
 
 from __future__ import annotations
 
@@ -24,6 +24,13 @@ class Bag(nn.Module):
         return self.table(x)
 
 
+class Drawing(nn.Linear):
+    draws = torch.Generator()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + torch.randn(5, generator=self.draws)
+
+
 def ctc(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return functional.ctc_loss(outputs.log_softmax(-1), targets, (8,), (3,))
 
@@ -41,6 +48,10 @@ CASES: dict[str, tuple[Any, Any, Any, Any, str]] = {
     "cumulative norm": (
         lambda: nn.Sequential(nn.Linear(12, 5), nn.BatchNorm1d(5, momentum=None)), nn.CrossEntropyLoss(),
         torch.zeros(4, 12), CLASSES, r"momentum=None.*momentum=0\.1",
+    ),
+    "generator": (
+        lambda: Drawing(12, 5), nn.CrossEntropyLoss(), torch.zeros(4, 12), CLASSES,
+        r"generator=self\.draws.*leave generator= out, and seed .* by torch\.manual_seed",
     ),
 }  # fmt: skip
 
@@ -72,3 +83,10 @@ def test_another_weight_that_is_changed_in_place_is_not_the_embedding_s() -> Non
     step = autopar.train_step(model, nn.CrossEntropyLoss(), optimizer, ["cpu"])
     with pytest.raises(CaptureError, match=r"forward changes last\.bias in place"):
         step(TOKENS, CLASSES)
+
+
+def test_a_process_group_needs_a_job() -> None:
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(autopar.DeviceError, match="torchrun"):
+        autopar.train_step(model, nn.MSELoss(), optimizer, ["cpu"], process_group=True)

@@ -1,7 +1,6 @@
 """The peaks that a compiled model in training is predicted to have are those that it has, and caps hold them."""
 
 import itertools
-import re
 
 import pytest
 import torch
@@ -19,7 +18,7 @@ from autopar.ir.graph import ALIGNED, PART
 from autopar.lowering.memory_bound import footprint
 from autopar.session.halves import Halves
 from autopar.session.options import Options
-from autopar.session.own_loop import capped, plan_training, whole
+from autopar.session.own_loop import plan_training, whole
 from autopar.session.stages import homes_of, plan_captured
 from autopar.transform.buckets import FEW
 from autopar.transform.divide import LOSS
@@ -232,14 +231,6 @@ def test_tasks_are_placed_one_by_one_where_runs_of_them_do_not_fit(under, monkey
         assert max(apart.plan.peaks.values()) <= cap and holds(apart, cap)
 
 
-@pytest.mark.parametrize("policy", ["auto", "single"])
-def test_caps_that_a_refusal_names_hold(under, policy):
-    with pytest.raises(MemoryCapError) as caught:
-        under(20_000, policy=policy)
-    need = int(re.search(r"memory={'emulated:0': (\d+)} would fit; less", str(caught.value))[1])
-    assert need > 20_000 and holds(under(need, policy=policy), need)
-
-
 def test_a_plan_made_ahead_has_the_memory_of_the_halves():
     x = torch.randn(64, 6)
     model = mlp()
@@ -263,18 +254,6 @@ def test_a_plan_made_ahead_may_recompute_and_keep_statistics_of_each_part():
     assert len(ahead(batch_norm="per_part")) != len(ahead())
     with pytest.raises(autopar.PlanError, match="recompute"):
         ahead(recompute=2)
-
-
-def test_a_plan_made_for_tighter_caps_tells_the_real_ones():
-    model, x = mlp(), torch.randn(64, 6)
-    captured, real = whole(joint(model, (x,))), machine(2, emulated0=2**20, emulated1=2**21)
-    tight = real.with_memory(dict.fromkeys(ACCELERATORS, 2**18))
-    plan = capped(plan_captured(captured, tight, Options(policy="round_robin", split=2), [x]), real)
-    caps = {device.name: device.memory_bytes for device in real.devices}
-    assert {device.name: device.memory_bytes for device in plan.costed.machine.devices} == caps
-    assert {memory.device: memory.cap for memory in plan.memory} == {
-        m.device: caps[m.device] for m in plan.memory
-    }
 
 
 def test_a_buffer_of_many_weights_is_not_named_after_one():

@@ -1,4 +1,4 @@
-"""What the caller may do with the outputs of a model in training: change them in place, leave some unused."""
+"""Outputs of a model in training that the caller changes in place, or leaves unused."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""What surrounds a compiled model in training: checkpoints, hooks, plans of another kind, failures, the end."""
+"""Compiled models in training: checkpoints, hooks, plans of another kind, failures, the end."""
 
 import copy
 import gc
@@ -33,7 +33,7 @@ def gradients(model):
 
 
 class Shaped(nn.Module):
-    """What is returned is made of a linear layer's result by `shape`."""
+    """Two heads; the first returns `shape` of its result."""
 
     def __init__(self, shape):
         super().__init__()
@@ -180,16 +180,6 @@ def test_training_is_planned_for_a_machine_one_does_not_have():
     assert {task.phase for task in frozen.costed.graph.tasks} == {"forward"}
 
 
-def test_compile_uses_a_plan_made_ahead():
-    model, x = mlp(), data()
-    plan = autopar.plan(model, machine(), example_inputs=(x,), **HALVES)
-    fast = compiled(model)
-    fast(x)
-    assert {run: p.device for run, p in plan.place.items()} == {
-        r: p.device for r, p in fast.plan.place.items()
-    }
-
-
 def test_an_unreferenced_compiled_model_is_freed():
     fast = compiled(mlp())
     fast(data()).sum().backward()
@@ -309,8 +299,7 @@ def test_a_weight_may_be_an_argument_too():
     assert alike(model, twin)
 
 
-@pytest.mark.parametrize("split", [None, 2])
-@pytest.mark.parametrize("share", [0.0, 0.3])
+@pytest.mark.parametrize(("share", "split"), [(0.0, 2), (0.3, None)])
 def test_recomputation_gives_the_same_gradients(share, split):
     layers = [layer for _ in range(3) for layer in (nn.Linear(6, 6), nn.LayerNorm(6), nn.GELU())]
     model, x = nn.Sequential(*layers), data()

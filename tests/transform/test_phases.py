@@ -1,14 +1,16 @@
-"""A joint graph taken apart: the halves together are the whole, and dead tangents cost nothing and give None."""
+"""Joint graphs: divided into halves, without dead tangents, and with each reader's own views of weights."""
 
 import networkx
 import pytest
 import torch
 from capturing import joint
+from executing import execute, given
 from torch import nn
 
 from autopar.ir.graph import Graph, Ref, Task, Value
 from autopar.transform.divide import alive, closed, divide
-from autopar.transform.rewrites import with_own_views
+from autopar.transform.rewrites import T, with_own_views
+from autopar.transform.split import split
 
 
 class Heads(nn.Module):
@@ -97,3 +99,43 @@ def test_a_sum_that_widens_its_summand_stays_a_sum():
     tangents = ("narrow", "wide")
     assert [t.target for t in alive(graph, tangents, ("wide",)).tasks] == []
     assert "whole" in alive(graph, tangents, ("narrow",)).task
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_reader_s_own_views_leave_the_values_as_they_are(name):
+    torch.manual_seed(0)
+    make, data = CASES[name]
+    x = data()
+    captured = joint(make(), (x,))
+    inputs = given(captured, (x,))
+    graph = with_own_views(captured.graph)
+    before, after = (execute(each, captured, inputs) for each in (captured.graph, graph))
+    assert graph.outputs == captured.graph.outputs
+    for output in graph.outputs:
+        assert torch.equal(before[output].nan_to_num(), after[output].nan_to_num())
+
+
+def test_no_transpose_of_a_weight_is_left_in_linear_layers():
+    graph = taken_apart("chain")[2].graph
+    weights = set(graph.state)
+    assert not [task for task in graph.tasks if task.target == T and weights & set(task.inputs)]
+
+
+def test_each_reader_of_a_view_of_state_has_its_own_beside_it():
+    class Turned(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(3, 5))
+
+        def forward(self, x):
+            w = self.weight.permute(1, 0)
+            return torch.tanh(x @ w) @ w.t()
+
+    found = joint(Turned(), (torch.randn(8, 5),))
+    graph = with_own_views(split(found.graph, (4, 4)))
+    fixed = set(graph.state)
+    views = [task for task in graph.tasks if task.free and fixed & set(task.inputs)]
+    assert len(views) > 2
+    for task in views:
+        (reader,) = graph.readers[task.outputs[0]]
+        assert graph.task[reader].part == task.part and graph.task[reader].phase == task.phase

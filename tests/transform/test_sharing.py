@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.transform.split import allot, fitting, share_out
+from autopar.transform.split import allot, allot_within, allot_within_caps
 
 DEVICES = st.lists(
     st.tuples(
@@ -23,13 +23,13 @@ DEVICES = st.lists(
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     st.integers(1, 200), st.lists(st.tuples(st.floats(0.1, 10), st.floats(0, 100)), min_size=1, max_size=8)
 )
 def test_rows_follow_speed_up_to_the_room(batch, devices):
     speeds, rooms = zip(*devices)
-    rows = share_out(batch, speeds, rooms)
+    rows = allot_within(batch, speeds, rooms)
     if rows is None:
         assert sum(map(math.floor, rooms)) < batch
         return
@@ -42,7 +42,7 @@ def test_rows_follow_speed_up_to_the_room(batch, devices):
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.integers(2, 64), DEVICES)
 def test_what_fits_is_found_and_nothing_else(batch, devices):
     speeds, fixed, each, caps = zip(*devices)
@@ -52,7 +52,7 @@ def test_what_fits_is_found_and_nothing_else(batch, devices):
         asked.append(rows)
         return [a + b * count for a, b, count in zip(fixed, each, rows)]
 
-    found = fitting(batch, speeds, caps, peaks)
+    found = allot_within_caps(batch, speeds, caps, peaks)
     rooms = [math.inf if cap is None else (cap - a) // b for a, b, cap in zip(fixed, each, caps)]
     # A device whose fixed bytes are over its cap can take no part at all, and peaks says so of no rows.
     possible = all(room >= 0 for room in rooms) and sum(rooms) >= batch
@@ -68,7 +68,7 @@ def test_what_fits_is_found_and_nothing_else(batch, devices):
 
 
 def test_rows_that_cannot_be_placed_end_the_search():
-    assert fitting(8, [1, 1], [10, 10], lambda rows: None) is None
+    assert allot_within_caps(8, [1, 1], [10, 10], lambda rows: None) is None
 
 
 def test_the_first_device_fills_up_first():
@@ -77,5 +77,5 @@ def test_the_first_device_fills_up_first():
     def peaks(rows):
         return [100 + 10 * rows[0], *(10 + 10 * count for count in rows[1:])]
 
-    found = fitting(32, [1.0] * 8, [120] + [100] * 7, peaks)
+    found = allot_within_caps(32, [1.0] * 8, [120] + [100] * 7, peaks)
     assert found is not None and found[0] == 2 and sum(found) == 32 and max(found) <= 5

@@ -12,7 +12,7 @@ from capturing import capture
 from executing import in_parts
 from hypothesis import given
 from hypothesis import strategies as st
-from split_models import MLP, MODELS, Block, D, Later, twice
+from split_models import MLP, MODELS, Block, D, Later
 from torch import nn
 from turns import by_turns
 
@@ -20,6 +20,9 @@ from autopar.errors import PlanError
 from autopar.ir.graph import JOIN, PART, Cut, Graph, Ref, Task, Value
 from autopar.transform.batch_axis import batch_of
 from autopar.transform.split import allot, even, shares, split
+
+FLOWING = ("mlp", "conv", "block", "masked", "words", "lstm", "gru", "later", "heads", "strided")
+"""Models of which nothing is rejoined before the end."""
 
 
 def cut_tasks(graph: Graph) -> list[Task]:
@@ -37,20 +40,10 @@ def test_a_split_model_gives_what_the_model_gives(name: str, sizes: tuple[int, .
         for start, size in zip([sum(sizes[:index]) for index in range(len(sizes))], sizes)
     }
     assert batch_of(captured.graph) == 7
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["mlp", "conv", "block", "masked", "words", "lstm", "gru", "later", "heads", "strided"]
-)
-def test_nothing_is_rejoined_before_the_end(name: str) -> None:
-    model, make = MODELS[name]
-    captured, parted = in_parts(model, make(6), (3, 3))
-    joins = [task for task in parted.tasks if task.target == JOIN]
-    assert len(joins) <= len(captured.graph.outputs)
-    origins = {task.origin for task in cut_tasks(parted)}
-    heavy = {task.name for task in captured.graph.tasks if task.flops}
-    assert heavy <= origins
+    if name in FLOWING:
+        assert sum(task.target == JOIN for task in parted.tasks) <= len(captured.graph.outputs)
+        heavy = {task.name for task in captured.graph.tasks if task.flops}
+        assert heavy <= {task.origin for task in cut_tasks(parted)}
 
 
 def test_the_mlp_splits_into_chains_that_share_nothing_but_state() -> None:
@@ -84,12 +77,6 @@ def test_a_value_that_tasks_read_whole_is_rejoined_once() -> None:
 
     _, parted = in_parts(model, (torch.randn(6, 8, **D),), (3, 3))
     assert sum(task.target == JOIN for task in parted.tasks) == 1
-
-
-def test_rows_of_a_product_with_itself_need_the_other_side_whole() -> None:
-    _, parted = in_parts(twice, (torch.randn(6, 8, **D),), (2, 4))
-    products = [task for task in cut_tasks(parted) if task.flops]
-    assert len(products) == 2
 
 
 def test_random_tasks_stay_whole_and_in_order() -> None:

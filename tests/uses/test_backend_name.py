@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -27,15 +26,11 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Softmax(-1), nn.Linear(8, 6))
 
 
-@pytest.fixture(autouse=True)
-def named() -> Iterator[None]:
-    """The name is registered, as installing the package does, and Dynamo has compiled nothing before."""
-    torch._dynamo.reset()
+@pytest.fixture(autouse=True, scope="module")
+def named() -> None:
+    """The name is registered, as installing the package does."""
     if "autopar" not in torch._dynamo.list_backends(exclude_tags=()):
         torch._dynamo.register_backend(entry.autopar, "autopar")
-    yield
-    torch._dynamo.reset()
-    gc.collect()
 
 
 def test_the_package_declares_the_name():

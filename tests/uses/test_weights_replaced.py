@@ -12,7 +12,7 @@ from pairs import alike, compiled, gradients, twins
 from torch import nn
 from torch.func import functional_call
 
-from autopar.system.versions import release
+from autopar.system import release
 
 
 def _layers() -> nn.Sequential:

@@ -1,5 +1,6 @@
 """Pages in a browser without a network: each interaction, and no error in the console. Skipped without Chromium."""
 
+import re
 import shutil
 
 import pytest
@@ -7,15 +8,19 @@ import view_plans
 
 from autopar.view import draw, save_timeline
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-pytestmark = pytest.mark.slow
+playwright = pytest.importorskip(
+    "playwright.sync_api", reason="needs playwright: pip install 'autopar[test]'"
+)
+expect = playwright.expect
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not CHROMIUM, reason="needs Chromium: on Debian, apt install chromium"),
+]
 
 
 @pytest.fixture(scope="module")
 def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs: pip install playwright")
-    if not CHROMIUM:
-        pytest.skip("needs Chromium; on Debian: apt install chromium")
     with playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
@@ -65,10 +70,29 @@ def test_facts_are_shown_pinned_and_closed(pages, opened, number):
     text = panel.inner_text()
     page.mouse.move(2, 2)
     assert panel.is_visible() and panel.inner_text() == text and len(text) > 20
-    panel.locator("[data-act=copy]").click()
-    assert panel.locator("[data-act=copy]").inner_text() == "Copied"
     page.keyboard.press("Escape")
     assert not panel.is_visible()
+
+
+@pytest.mark.parametrize("allowed", (True, False))
+def test_copied_is_said_of_what_is_in_the_clipboard(pages, opened, allowed):
+    page = opened(pages[0])
+    if allowed:
+        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    else:
+        page.evaluate("() => { navigator.clipboard.writeText = () => Promise.reject(Error('refused')) }")
+    page.locator(MARK).first.click()
+    facts, button = page.locator("#facts > div"), page.locator("[data-act=copy]")
+    button.click()
+    expect(button).not_to_have_text("Copy")
+    if allowed:
+        assert button.inner_text() == "Copied"
+        assert page.evaluate("navigator.clipboard.readText()") == facts.inner_text()
+    else:
+        assert "Ctrl+C" in button.inner_text()
+        assert "".join(page.evaluate("getSelection().toString()").split()) == "".join(
+            facts.inner_text().split()
+        )
 
 
 def test_one_tab_stop_and_arrows_reach_boxes(pages, opened):
@@ -134,6 +158,21 @@ def test_pictures_use_the_window_with_legible_text(pages, opened, number):
             ".map(e => parseFloat(e.getAttribute('font-size')) * e.getScreenCTM().a))"
         )
         assert small >= 10.99
+
+
+@pytest.mark.parametrize(
+    "dark", ("<body data-jp-theme-light=false>", "<body class=vscode-dark>", "<html theme=dark>", "")
+)
+def test_a_dark_notebook_has_a_dark_picture(opened, tmp_path, dark):
+    plan = view_plans.mlp()
+    (tmp_path / "a.html").write_text(f"<!DOCTYPE html>{dark}{plan._repr_html_()}")
+    page = opened(tmp_path / "a.html")
+    ground, ink = (
+        page.evaluate(f"getComputedStyle(document.querySelector('svg > {each}')).fill")
+        for each in ("rect", "text")
+    )
+    light = sum(map(int, re.findall(r"\d+", ground))) > sum(map(int, re.findall(r"\d+", ink)))
+    assert light == (not dark)
 
 
 def test_themes_follow_the_system_and_the_button(pages, opened):

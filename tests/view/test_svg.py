@@ -1,11 +1,8 @@
 """Names in pictures: text of the picture, never markup of it."""
 
 import html.parser
-import itertools
-import re
 import xml.etree.ElementTree as ET
 
-import pytest
 import view_plans
 from hypothesis import given
 from hypothesis import strategies as st
@@ -69,7 +66,7 @@ def test_names_add_no_tag_and_no_attribute_to_a_page(tmp_path):
     pages = []
     for name in (HOSTILE, "z" * len(HOSTILE)):
         plan = named(name)
-        draw(plan, tmp_path / "a.html", timeline=view_plans.measured(plan))
+        draw(plan, tmp_path / "a.html")
         (tmp_path / "b.html").write_text(timeline_page(view_plans.measured(plan)))
         pages.append([Tags((tmp_path / f).read_text()) for f in ("a.html", "b.html")])
         assert all(name in "".join(page.data) for page in pages[-1])
@@ -77,16 +74,9 @@ def test_names_add_no_tag_and_no_attribute_to_a_page(tmp_path):
         assert set(hostile.tags) == set(plain.tags)
 
 
-@pytest.mark.parametrize("suffix", ["svg", "dot"])
-def test_names_add_nothing_to_a_picture(suffix, tmp_path):
+def test_names_add_nothing_to_a_picture(tmp_path):
     shapes = []
     for name in (HOSTILE, "z" * len(HOSTILE)):
-        draw(named(name), tmp_path / f"a.{suffix}")
-        text = (tmp_path / f"a.{suffix}").read_text()
-        if suffix == "svg":
-            shapes.append({(e.tag, *e.attrib) for e in ET.fromstring(text).iter()})
-        else:
-            # What is left of DOT without its quoted strings is its grammar.
-            shapes.append(re.sub(r'"(?:[^"\\]|\\.)*"', "_", text))
-    assert shapes[0] == shapes[1]
-    assert len(list(itertools.chain(*shapes))) > 10
+        draw(named(name), tmp_path / "a.svg")
+        shapes.append({(e.tag, *e.attrib) for e in ET.parse(tmp_path / "a.svg").iter()})
+    assert shapes[0] == shapes[1] and len(shapes[0]) > 10

@@ -11,8 +11,9 @@ from autopar.view.placed.layout import lay_out
 
 def at(arrow, x):
     """How far down an arrow is at `x`, None beside it."""
-    share = (x - arrow.x1) / (arrow.x2 - arrow.x1)
-    return arrow.y1 + share * (arrow.y2 - arrow.y1) if 0 <= share <= 1 else None
+    (x1, y1), (x2, y2) = arrow.start, arrow.end
+    share = (x - x1) / (x2 - x1)
+    return y1 + share * (y2 - y1) if 0 <= share <= 1 else None
 
 
 def test_no_other_arrow_is_between_the_name_of_a_transfer_and_its_own():
@@ -21,10 +22,10 @@ def test_no_other_arrow_is_between_the_name_of_a_transfer_and_its_own():
         layout = lay_out(schedule(randomly(random.Random(seed), 25), budget_s=1e-3))
         named = {}
         for arrow in layout.arrows:
-            named.setdefault(arrow.transfers[0].value, []).append(arrow)
+            named.setdefault(arrow.transfer.value, []).append(arrow)
         for label in free_labels(layout):
             arrows = named.get(label.text, ())
-            if len(arrows) != 1 or len(arrows[0].transfers) > 1:
+            if len(arrows) != 1:
                 continue
             x, y = label.rect.x + label.rect.w / 2, label.rect.y + label.rect.h / 2
             own = at(arrows[0], x)

@@ -1,8 +1,6 @@
-"""The report and DOT text."""
+"""The report of a plan as text."""
 
 import re
-import shutil
-import subprocess
 from dataclasses import replace
 
 import pytest
@@ -10,9 +8,8 @@ import view_plans
 from test_view_placed import texts
 
 from autopar.ir.plan import Candidate
-from autopar.system.text import free, seconds, size
-from autopar.view import draw, explain
-from autopar.view.dot import dot_text
+from autopar.system.text import percent_free, seconds, size
+from autopar.view import explain
 from autopar.view.pages import placed_page
 from autopar.view.placed import placed_svg
 
@@ -31,7 +28,7 @@ def test_durations_and_shares_read_well_however_long():
     assert {value: seconds(value) for value in texts} == texts
     for value in (9.9949e-3, 9.996e-3, 99.96e-3, 0.99951, 9.9999e-6, 999.6e-9):
         assert len(re.sub(r"\D", "", seconds(value))) == 3
-    assert [free(share) for share in (0.5, 0.994, 0.999, 1)] == ["50 %", "99 %", "> 99 %", "100 %"]
+    assert [percent_free(share) for share in (0.5, 0.994, 0.999, 1)] == ["50 %", "99 %", "> 99 %", "100 %"]
 
 
 @plans
@@ -106,26 +103,4 @@ def test_figures_of_a_late_run_are_refused():
 
 
 def test_a_plan_that_is_not_run_says_so():
-    assert "not recorded yet" in explain(view_plans.mlp())
-
-
-@plans
-def test_dot_names_every_run_and_dependency(make):
-    plan = make()
-    text = dot_text(plan)
-    edges = [
-        (value, cluster.name)
-        for cluster in plan.costed.clusters
-        for value in cluster.reads
-        if value in plan.costed.producer
-    ]
-    assert len(re.findall(r"^  \".*\" -> \"", text, re.M)) == len(edges)
-    for placed in plan.placed:
-        assert f'"{placed.cluster}"' in text
-
-
-@pytest.mark.skipif(not shutil.which("dot"), reason="graphviz is not installed")
-@plans
-def test_graphviz_takes_it(make, tmp_path):
-    draw(make(), tmp_path / "a.dot")
-    subprocess.run(["dot", "-Tplain", "-o", tmp_path / "a.txt", tmp_path / "a.dot"], check=True, timeout=60)
+    assert "record() measures it" in explain(view_plans.mlp())

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from ...ir.graph import Cut
-from ...ops.arguments import tensors
+from ...ops import tensors
+from ..torch_private import OpOverload
 
 # Imported because they register their rules.
 from . import linear, reduce, shape  # noqa: F401
@@ -41,7 +42,7 @@ def cuts(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: An
     distinct tensor object, in argument order, args before kwargs; `Cut.outputs` has one for each output (each
     item of a sequence). Random, in-place and data-dependent operators have no cut.
     """
-    if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
+    if not isinstance(target, OpOverload) or target._schema.is_mutable:
         return ()
     name = target._schema.name
     if name not in _TAGGED_BUT_SAFE and not _REFUSED.isdisjoint(target.tags):
@@ -55,11 +56,11 @@ def cuts(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: An
         return ()
     inputs = {id(tensor): tensor for tensor in tensors((*args, *kwargs.values()))}
     call = Call(target, args, kwargs, output)
-    made = [item for item in call.outputs if isinstance(item, torch.Tensor)]
-    if any(type(size) is not int for tensor in (*inputs.values(), *made) for size in tensor.shape):
+    outputs = [item for item in call.outputs if isinstance(item, torch.Tensor)]
+    if any(type(size) is not int for tensor in (*inputs.values(), *outputs) for size in tensor.shape):
         return ()
-    found = {cut: None for way in rule(call) for cut in _resolve(call, way, inputs)}
-    return tuple(found)
+    distinct = {cut: None for way in rule(call) for cut in _resolve(call, way, inputs)}
+    return tuple(distinct)
 
 
 def _resolve(call: Call, way: Way, inputs: Mapping[int, torch.Tensor]) -> Iterator[Cut]:
@@ -73,7 +74,7 @@ def _resolve(call: Call, way: Way, inputs: Mapping[int, torch.Tensor]) -> Iterat
             return
     if all(axis is None for axis in axes.values()) and not way.scale:
         return
-    outputs = way.made(len(call.outputs))
+    outputs = way.output_axes(len(call.outputs))
     for axis, tensor in zip(outputs, call.outputs, strict=True):
         if axis is not None and axis >= 0 and tensor.shape[axis] < 2:
             return

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 
 from ...ir.graph import OWN, SUMMED
-from .registry import RULES, Call, Way, always, axis_of, kept, rule
+from .registry import RULES, Call, Way, always, axis_of, rule, same_axes
 
 
 def _masked(call: Call, *outputs: int) -> tuple[int | None, ...]:
@@ -55,7 +55,7 @@ def batch_norm_backward(call: Call) -> Iterator[Way]:
 def softmax_backward(call: Call) -> Iterator[Way]:
     """Yield every axis but the one that softmax normalises or `glu` halves into values and gates."""
     name = "output" if "output" in call.arguments else "self"
-    yield from kept(call, name, "grad_output", but=[axis_of(call["dim"], call.rank(name))])
+    yield from same_axes(call, name, "grad_output", but=[axis_of(call["dim"], call.rank(name))])
 
 
 @rule("embedding_dense_backward")
@@ -145,8 +145,8 @@ def bags(call: Call) -> Iterator[Way]:
 def composite(call: Call) -> Iterator[Way]:
     """Yield the ways of the operator behind a composite; for its backward, each of them transposed."""
     plain = _Plain(call)
-    found = RULES.get(plain.name) or RULES.get(plain.name.replace("aten::", "autopar::"))
-    ways = found(plain) if found else iter(())
+    rule_of = RULES.get(plain.name) or RULES.get(plain.name.replace("aten::", "autopar::"))
+    ways = rule_of(plain) if rule_of else iter(())
     if not call.name.endswith("_backward"):
         yield from ways
         return
@@ -155,11 +155,14 @@ def composite(call: Call) -> Iterator[Way]:
     marks = zip(plain.tensors(), call["needs"], strict=True)
     needed = [(name, item) for (name, item, _), mark in marks if mark]
     for way in ways:
-        made = way.made(len(plain.outputs))
-        grads = [axis if isinstance(grad, torch.Tensor) else None for axis, grad in zip(made, call["grads"])]
+        axes_of_outputs = way.output_axes(len(plain.outputs))
+        grads = [
+            axis if isinstance(grad, torch.Tensor) else None
+            for axis, grad in zip(axes_of_outputs, call["grads"])
+        ]
         axes = (way.axis(name, item) for name, item in needed)
         yield Way(
-            {**way.inputs, "grads": grads, "outputs": made},
+            {**way.inputs, "grads": grads, "outputs": axes_of_outputs},
             tuple(SUMMED if axis is None else axis for axis in axes),
             way.scale,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...ir.graph import SUMMED
-from .registry import Call, Way, aligned, always, broadcast, kept, rule
+from .registry import Call, Way, aligned, always, broadcast, rule, same_axes
 
 
 @rule("linear")
@@ -58,23 +58,23 @@ def einsum(call: Call) -> Iterator[Way]:
     equation = call["equation"].replace(" ", "")
     if "->" not in equation or "." in equation:
         return
-    given, out = equation.split("->")
-    terms = given.split(",")
+    operands, out = equation.split("->")
+    terms = operands.split(",")
     sizes: dict[str, int] = {}
     for term, tensor in zip(terms, call["tensors"], strict=True):
         for letter, size in zip(term, tensor.shape, strict=True):
             sizes[letter] = max(size, sizes.get(letter, 0))
     for letter, size in sizes.items():
         if all(term.count(letter) < 2 for term in terms):
-            found = [
+            axes = [
                 term.index(letter) if letter in term and tensor.shape[term.index(letter)] == size else None
                 for term, tensor in zip(terms, call["tensors"], strict=True)
             ]
-            yield Way({"tensors": found}, out.index(letter) if letter in out else SUMMED)
+            yield Way({"tensors": axes}, out.index(letter) if letter in out else SUMMED)
 
 
 # Bilinear: the axes in front of the features. Outer product: either vector.
-rule("bilinear")(lambda call: kept(call, "input1", "input2", last=1))
+rule("bilinear")(lambda call: same_axes(call, "input1", "input2", last=1))
 rule("outer ger")(always(Way({"self": 0}, 0), Way({"vec2": 0}, 1)))
 
 
@@ -157,7 +157,7 @@ def pool(call: Call) -> Iterator[Way]:
     """Yield batch and channels, in the backward too: each image plane is independent."""
     inner = int(next(digit for digit in call.name if digit.isdigit()))
     name = "self" if "self" in call.arguments else "input"
-    yield from kept(call, name, "grad_output", "indices", last=inner)
+    yield from same_axes(call, name, "grad_output", "indices", last=inner)
 
 
 # The batch axis of images and grids; for an affine grid, `size` has it too.
@@ -178,7 +178,7 @@ def matrix(call: Call) -> Iterator[Way]:
     """Yield batch axes of functions of one matrix."""
     names = [name for name, _, _ in call.tensors()]
     if len(names) == 1:
-        yield from kept(call, names[0], last=2)
+        yield from same_axes(call, names[0], last=2)
 
 
 @rule("linalg_solve", "linalg_solve_ex", "linalg_solve_triangular", "cholesky_solve")

@@ -8,7 +8,7 @@ import torch
 
 from ...ir.graph import OWN, SUMMED
 from .pointwise import pointwise
-from .registry import Call, Way, axes_of, axis_of, broadcast, kept, rule
+from .registry import Call, Way, axes_of, axis_of, broadcast, rule, same_axes
 
 _SAME_SHAPE = (
     "softmax log_softmax _softmax _log_softmax _safe_softmax cumsum cumprod cummax cummin logcumsumexp"
@@ -25,7 +25,7 @@ def along(call: Call) -> Iterator[Way]:
     """Yield every axis of scans, sorts and softmaxes except the one they work along."""
     dim = 0 if call.name == "aten::msort" else call.get("dim", -1)
     if isinstance(dim, int):
-        yield from kept(call, "self", but=[axis_of(dim, call.rank("self"))])
+        yield from same_axes(call, "self", but=[axis_of(dim, call.rank("self"))])
 
 
 @rule(_REDUCING)
@@ -49,7 +49,7 @@ def reduction(call: Call) -> Iterator[Way]:
 
 # Axes before the normalised ones; weight and bias stay whole.
 rule("layer_norm native_layer_norm rms_norm _fused_rms_norm")(
-    lambda call: kept(call, "input", last=len(call["normalized_shape"]))
+    lambda call: same_axes(call, "input", last=len(call["normalized_shape"]))
 )
 
 
@@ -81,7 +81,7 @@ def batch_norm(call: Call) -> Iterator[Way]:
 
 
 # Every axis but the channels, if each has its own slope.
-rule("prelu")(lambda call: kept(call, "self", but=[] if call["weight"].numel() == 1 else [1]))
+rule("prelu")(lambda call: same_axes(call, "self", but=[] if call["weight"].numel() == 1 else [1]))
 
 
 @rule("cosine_similarity", "pairwise_distance", "linalg_cross", "linalg_vecdot")
@@ -111,7 +111,7 @@ def fft(call: Call) -> Iterator[Way]:
     dim = call["dim"]
     if dim is None and call.get("s") is not None:
         dim = list(range(rank - len(call["s"]), rank))
-    yield from kept(call, "self", but=axes_of(dim, rank))
+    yield from same_axes(call, "self", but=axes_of(dim, rank))
 
 
 @rule("stft")
@@ -128,4 +128,4 @@ def lookup(call: Call) -> Iterator[Way]:
     if call.is_tensor(name):
         rows = call.name == "aten::searchsorted" and call.rank("sorted_sequence") > 1
         beside = ("sorted_sequence", "sorter") if rows else ()
-        yield from kept(call, name, *beside, last=1 if rows else 0)
+        yield from same_axes(call, name, *beside, last=1 if rows else 0)

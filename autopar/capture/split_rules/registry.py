@@ -8,7 +8,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from ...ops.arguments import by_name
+from ...ops import by_name
+from ..torch_private import OpOverload
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class Way:
         given = self.inputs.get(name)
         return given if given is None or isinstance(given, int) else given[item or 0]
 
-    def made(self, count: int) -> tuple[int | None, ...]:
+    def output_axes(self, count: int) -> tuple[int | None, ...]:
         """Return the axis of each of `count` outputs."""
         return (self.outputs,) * count if isinstance(self.outputs, int) else tuple(self.outputs)
 
@@ -67,9 +68,7 @@ class Call:
         outputs: the output, or each item if the operator returns several.
     """
 
-    def __init__(
-        self, target: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any
-    ):
+    def __init__(self, target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any):
         self.name: str = target._schema.name
         self.arguments: dict[str, Any] = by_name(target, args, kwargs)
         self.position: dict[str, int] = {
@@ -112,7 +111,7 @@ class Call:
                         yield name, index, item
 
 
-def kept(
+def same_axes(
     call: Call,
     *names: str,
     last: int = 0,
@@ -143,8 +142,8 @@ def axes_of(dims: int | Sequence[int] | None, rank: int) -> frozenset[int]:
 
 def aligned(tensor: torch.Tensor, axis: int, shape: Sequence[int]) -> int | None:
     """Return the tensor's axis that broadcasts to axis `axis` of `shape`; None if it is needed whole."""
-    own = axis - (len(shape) - tensor.dim())
-    return own if own >= 0 and tensor.shape[own] == shape[axis] and shape[axis] != 1 else None
+    own_axis = axis - (len(shape) - tensor.dim())
+    return own_axis if own_axis >= 0 and tensor.shape[own_axis] == shape[axis] and shape[axis] != 1 else None
 
 
 def broadcast(
@@ -160,11 +159,11 @@ def broadcast(
     for axis in range(len(shape)):
         if axis in but:
             continue
-        found: dict[str, Any] = {}
+        inputs: dict[str, Any] = {}
         for name, index, tensor in call.tensors():
-            own = aligned(tensor, axis, shape)
+            aligned_axis = aligned(tensor, axis, shape)
             if index is None:
-                found[name] = own
+                inputs[name] = aligned_axis
             else:
-                found.setdefault(name, [None] * len(call[name]))[index] = own
-        yield Way(found, axis - sum(other < axis for other in gone) if output is None else output)
+                inputs.setdefault(name, [None] * len(call[name]))[index] = aligned_axis
+        yield Way(inputs, axis - sum(other < axis for other in gone) if output is None else output)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from .registry import Call, Way, aligned, axes_of, axis_of, kept, rule
+from .registry import Call, Way, aligned, axes_of, axis_of, rule, same_axes
 
 
 @rule("view reshape _unsafe_view _reshape_alias")
@@ -22,11 +22,11 @@ def reshape(call: Call) -> Iterator[Way]:
     name = "shape" if "shape" in call.arguments else "size"
     left = {math.prod(before[:axis]): axis for axis in range(len(before)) if before[axis] > 1}
     for axis in range(len(after)):
-        own = left.get(math.prod(after[:axis]))
-        if own is None or after[axis] == 1:
+        source = left.get(math.prod(after[:axis]))
+        if source is None or after[axis] == 1:
             continue
-        given = name in call.arguments and call[name][axis] != -1
-        yield Way({"self": own}, axis, ((name, axis),) if given else ())
+        sized = name in call.arguments and call[name][axis] != -1
+        yield Way({"self": source}, axis, ((name, axis),) if sized else ())
 
 
 @rule("expand", "expand_copy")
@@ -57,7 +57,7 @@ def repeat_interleave(call: Call) -> Iterator[Way]:
         and call.get("dim") is not None
         and call.get("output_size") is None
     ):
-        yield from kept(call, "self")
+        yield from same_axes(call, "self")
 
 
 @rule("permute permute_copy transpose transpose_copy t t_copy")
@@ -81,13 +81,13 @@ def squeeze(call: Call) -> Iterator[Way]:
         return
     shape = call.shape("self")
     busy = axes_of(call["dim"], len(shape))
-    yield from kept(call, "self", but=busy, gone=[axis for axis in busy if shape[axis] == 1])
+    yield from same_axes(call, "self", but=busy, gone=[axis for axis in busy if shape[axis] == 1])
 
 
 @rule("view_as_real", "view_as_complex", "view_as_real_copy", "view_as_complex_copy")
 def complex_view(call: Call) -> Iterator[Way]:
     """Yield every axis but the pair (real, imaginary)."""
-    yield from kept(call, "self", last=max(0, call.rank("self") - call.output.dim()))
+    yield from same_axes(call, "self", last=max(0, call.rank("self") - call.output.dim()))
 
 
 @rule("cat", "concat", "concatenate")
@@ -114,7 +114,7 @@ def select(call: Call) -> Iterator[Way]:
     """Yield every axis but the selected one."""
     if isinstance(call.get("dim"), int):
         gone = [axis_of(call["dim"], call.rank("self"))]
-        yield from kept(call, "self", but=gone, gone=gone)
+        yield from same_axes(call, "self", but=gone, gone=gone)
 
 
 @rule(
@@ -165,14 +165,14 @@ def leading(call: Call) -> Iterator[Way]:
     """Yield the batch axes in front of the plane, cube or image that the operator works on."""
     rank = call.rank("self")
     inner = {"aten::tril": 2, "aten::triu": 2, "aten::col2im": 2, "aten::channel_shuffle": rank - 1}
-    yield from kept(call, "self", last=inner.get(call.name, 3))
+    yield from same_axes(call, "self", last=inner.get(call.name, 3))
 
 
 @rule("diagonal", "diagonal_copy")
 def diagonal(call: Call) -> Iterator[Way]:
     """Yield axes outside the plane, in order, in front of the diagonal."""
     plane = [axis_of(call[dim], call.rank("self")) for dim in ("dim1", "dim2")]
-    yield from kept(call, "self", but=plane, gone=plane)
+    yield from same_axes(call, "self", but=plane, gone=plane)
 
 
 @rule("diag_embed", "diagonal_backward")
@@ -201,7 +201,7 @@ def filled(call: Call) -> Iterator[Way]:
 def one_hot(call: Call) -> Iterator[Way]:
     """Yield every axis if the number of classes is given."""
     if call["num_classes"] > 0:
-        yield from kept(call, "self")
+        yield from same_axes(call, "self")
 
 
 @rule("embedding")

@@ -26,8 +26,8 @@ class _InOnePiece(torch.autograd.Function):
     """Identity whose gradient is contiguous, as sending requires."""
 
     @staticmethod
-    def forward(_: Any, given: torch.Tensor) -> torch.Tensor:
-        return given.view_as(given)
+    def forward(_: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.view_as(tensor)
 
     @staticmethod
     def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
@@ -60,8 +60,8 @@ class _Entry(nn.Module):
                     tensor.zero_()
         with nullcontext() if self.counts else untouched(self.plain):
             stage = self.stage if self.counts else self.plain
-            found = stage(*map(_InOnePiece.apply, received), **named)
-        return pytree.tree_map(torch.clone, found) if self.copies else found
+            output = stage(*map(_InOnePiece.apply, received), **named)
+        return pytree.tree_map(torch.clone, output) if self.copies else output
 
 
 class TimedStage(pipelining.PipelineStage):
@@ -92,12 +92,12 @@ class TimedStage(pipelining.PipelineStage):
         """Run the forward of a micro-batch; keep what the last stage answers without a backward."""
         self.entry.counts = True
         try:
-            found = self._noted("F", chunk, partial(super().forward_one_chunk, chunk, *args, **kwargs))
+            output = self._noted("F", chunk, partial(super().forward_one_chunk, chunk, *args, **kwargs))
         finally:
             self.entry.counts = False
         if self.is_last and not self.has_backward:
-            self.answers.append((chunk, found))
-        return found
+            self.answers.append((chunk, output))
+        return output
 
     def backward_one_chunk(  # type: ignore[override]
         self, chunk: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False

@@ -61,8 +61,8 @@ class Distributed:
         ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
         rank = {host.name: rank for host, rank in zip(plan.hosts.hosts, ranks)}
         grid = [[rank[name] for name in row] for row in plan.ranks]
-        own = dist.get_rank()
-        places = [(r, p) for r, row in enumerate(grid) for p, rank in enumerate(row) if rank == own]
+        me = dist.get_rank()
+        places = [(r, p) for r, row in enumerate(grid) for p, rank in enumerate(row) if rank == me]
         # A process that the plan leaves idle only waits for the loss.
         self.replica, self.position = places[0] if places else (-1, -1)
         chains = [subgroup(row, group) for row in grid]
@@ -72,7 +72,7 @@ class Distributed:
         self._sums = sums(modules, plan, grid, self.position, whole, group)
         self._empty = nn.Parameter(torch.empty(0, device=device))
         self._last = modules[len(modules) - 1]
-        self._given = units.given
+        self._arguments = units.arguments
         model = units.model
         self._fixed = [(path, each, each.requires_grad) for path, each in model.named_parameters()]
         self._unlike_serving = units.trains if model.training else ""
@@ -87,11 +87,11 @@ class Distributed:
             for name, _ in module.named_parameters():
                 path, position = module.paths[name][0], plan.position(number)
                 self._first[path] = min(position, self._first.get(path, position))
-        held = {path for module in modules.values() for paths in module.paths.values() for path in paths}
+        used = {path for module in modules.values() for paths in module.paths.values() for path in paths}
         self._unused = {
             path: each
             for path, each in model.state_dict(keep_vars=True).items()
-            if self.position == 0 and path not in held
+            if self.position == 0 and path not in used
         }
         self._targets: tuple[Any, ...] = ()
         self._placed = {n: place(module) for n, module in self.stages.items()}
@@ -106,8 +106,8 @@ class Distributed:
         built = [TimedStage(n, placed, self.stages[n], *shared) for n, placed in self._placed.items()]
         kind: Any = _SCHEDULES[self.plan.schedule]
         single = issubclass(kind, pipelining.schedules.PipelineScheduleSingle)
-        given = built[0] if single else built
-        return kind(given, self.plan.micro_batches, loss_fn=loss, scale_grads=False)
+        arguments = built[0] if single else built
+        return kind(arguments, self.plan.micro_batches, loss_fn=loss, scale_grads=False)
 
     def step(self, *args: Any, target: Any = (), **kwargs: Any) -> torch.Tensor:
         """Add the gradients of a batch to `.grad`; return its mean loss, a scalar that is equal in all processes.
@@ -120,10 +120,10 @@ class Distributed:
             raise PlanError(
                 "there is no loss to train with; give one: autopar.distribute(model, loss=criterion)"
             )
-        changed = next((path for path, each, was in self._fixed if each.requires_grad is not was), None)
-        if changed:
+        switched = next((path for path, each, was in self._fixed if each.requires_grad is not was), None)
+        if switched:
             raise PlanError(
-                f"requires_grad of {changed} has changed since the stages were made, which sum the gradients of what "
+                f"requires_grad of {switched} has changed since the stages were made, which sum the gradients of what "
                 "was trained then; save a checkpoint, distribute again, and load it"
             )
         inputs = self._inputs(args, kwargs)
@@ -200,30 +200,30 @@ class Distributed:
 
     def _joined(self) -> list[torch.Tensor]:
         """Return the outputs of all micro-batches of a call, joined by rows."""
-        made = [*zip(*(found for _, found in sorted(self._answers, key=itemgetter(0))), strict=True)]
+        outputs = [*zip(*(output for _, output in sorted(self._answers, key=itemgetter(0))), strict=True)]
         self._answers.clear()
         count = self.plan.micro_batches
         if count == 1:
-            return [one for (one,) in made]
+            return [one for (one,) in outputs]
         rows = self.plan.batch // self.plan.replicas // count
-        for parts in made:
+        for parts in outputs:
             if parts[0].dim() == 0 or parts[0].shape[0] != rows:
                 raise PlanError(
                     f"an output of {list(parts[0].shape)} has not the rows of its micro-batch along its first axis, so "
                     f"that those of {count} micro-batches cannot be joined; give distribute micro_batches=1, or a "
                     "model without this output"
                 )
-        return [torch.cat(parts) for parts in made]
+        return [torch.cat(parts) for parts in outputs]
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Yield the parameters of this process's stages, each once, and in the first process of a replica those that
         the model does not use; an empty one if there are none, because optimizers need at least one."""
-        found = [parameter for _, parameter in self.named_parameters()]
-        return iter(found or [self._empty])
+        parameters = [parameter for _, parameter in self.named_parameters()]
+        return iter(parameters or [self._empty])
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield (path in the model, parameter) of what `parameters` yields."""
-        found = {
+        named = {
             id(parameter): (module.paths[name][0], parameter)
             for module in self.stages.values()
             for name, parameter in module.named_parameters()
@@ -231,7 +231,7 @@ class Distributed:
         unused = {
             id(each): (path, each) for path, each in self._unused.items() if isinstance(each, nn.Parameter)
         }
-        return iter({**found, **unused}.values())
+        return iter({**named, **unused}.values())
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return parameters and buffers of this process's stages under all their paths in the model, and in the first
@@ -242,8 +242,8 @@ class Distributed:
         return unused | {
             path: tensor
             for module in self.stages.values()
-            for own, tensor in module.state_dict().items()
-            for path in module.paths[own]
+            for name, tensor in module.state_dict().items()
+            for path in module.paths[name]
         }
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -280,41 +280,41 @@ class Distributed:
         """Return the loss of one micro-batch scaled to its share of the mean."""
         assert self.loss is not None
         number, count = int(mark), self.plan.micro_batches
-        own = pytree.tree_map_only(torch.Tensor, lambda leaf: leaf.chunk(count)[number], self._targets)
-        return self.loss(self._last.answer(output), *own) / (count * self.plan.replicas)
+        targets = pytree.tree_map_only(torch.Tensor, lambda leaf: leaf.chunk(count)[number], self._targets)
+        return self.loss(self._last.answer(output), *targets) / (count * self.plan.replicas)
 
     def _inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return this replica's rows of the inputs that its stages need, by `INPUT` and name.
 
         Every process checks all of them: if one refused a batch alone, the others would wait for it.
         """
-        given = self._given(args, kwargs)
-        self._check(given)
+        inputs = self._arguments(args, kwargs)
+        self._check(inputs)
         needed = {name for module in self.stages.values() for name in module.needs}
-        return {f"{INPUT}{name}": self._rows(leaf) for name, leaf in given.items() if name in needed}
+        return {f"{INPUT}{name}": self._rows(leaf) for name, leaf in inputs.items() if name in needed}
 
-    def _check(self, given: Any) -> None:
+    def _check(self, batch_tensors: Any) -> None:
         """Raise PlanError for a tensor of another number of rows than that of the plan."""
         batch = self.plan.batch
-        for leaf in pytree.tree_leaves(given):
+        for leaf in pytree.tree_leaves(batch_tensors):
             if isinstance(leaf, torch.Tensor) and (leaf.dim() == 0 or leaf.shape[0] != batch):
                 raise PlanError(
                     f"a tensor of {list(leaf.shape)} where a batch of {batch} rows was planned; give batches of that "
                     "size (drop_last=True in the loader), or distribute again with example_inputs of this size"
                 )
 
-    def _rows(self, given: Any) -> Any:
+    def _rows(self, batch: Any) -> Any:
         """Return this replica's rows of all tensors, on its device."""
         share = self.plan.batch // self.plan.replicas
-        own = slice(self.replica * share, (self.replica + 1) * share)
-        return pytree.tree_map_only(torch.Tensor, lambda leaf: leaf[own].to(self._device), given)
+        rows = slice(self.replica * share, (self.replica + 1) * share)
+        return pytree.tree_map_only(torch.Tensor, lambda leaf: leaf[rows].to(self._device), batch)
 
 
 def _explained(plan: Distribution) -> str:
     """Return tables of the plan: stages, work and waits of each process of a replica, links, and the other plans."""
     parts = [str(plan)]
     timeline = predicted(plan)
-    apart = waits(plan, timeline.spans)
+    waiting = waits(plan, timeline.spans)
     rows = [("process", "busy", "of the step" if plan.trained else "of one batch", "waits for")]
     for name in plan.ranks[0]:
         busy = sum(
@@ -322,9 +322,11 @@ def _explained(plan: Distribution) -> str:
             for span in timeline.spans
             if span.device == name and span.kind == "compute" and span.phase != "update"
         )
-        own = sorted(((s, other) for (device, other), s in apart.items() if device == name), reverse=True)
+        longest = sorted(
+            ((s, other) for (device, other), s in waiting.items() if device == name), reverse=True
+        )
         said = (
-            ", ".join(f"{other if other != name else 'its turn'} {seconds(s)}" for s, other in own)
+            ", ".join(f"{other if other != name else 'its turn'} {seconds(s)}" for s, other in longest)
             or "nobody"
         )
         rows.append(
@@ -353,8 +355,10 @@ def _explained(plan: Distribution) -> str:
         parts.append(table(shards, right=(1, 2, 3, 4)))
     if plan.tried:
         others = [("also tried", "predicted", "÷ chosen")]
-        for what, taken in plan.tried:
-            shown = ("does not fit", "") if taken is None else (seconds(taken), f"{taken / plan.step_s:.2f}")
+        for what, step_s in plan.tried:
+            shown = (
+                ("does not fit", "") if step_s is None else (seconds(step_s), f"{step_s / plan.step_s:.2f}")
+            )
             others.append((what, *shown))
         parts.append(table(others, right=(1, 2)))
     return "\n\n".join(parts)

@@ -47,30 +47,30 @@ def profile(units: Units, inputs: Sequence[Any], device: torch.device, trained: 
     whole model, unless the model does not fit on the device. Buffers and random generators are restored.
     """
     with untouched(units.model), torch.set_grad_enabled(trained):
-        found = list(_times(units, inputs, device, trained))
+        times = list(_times(units, inputs, device, trained))
         try:
             forward_s, backward_s = _whole(units, inputs, device, trained)
         except torch.OutOfMemoryError:
-            return found
-    longer = max(1.0, forward_s / sum(forward for forward, _, _ in found))
-    back = max(1.0, backward_s / (sum(backward for _, backward, _ in found) or math.inf))
-    return [(forward * longer, backward * back, saved) for forward, backward, saved in found]
+            return times
+    longer = max(1.0, forward_s / sum(forward for forward, _, _ in times))
+    back = max(1.0, backward_s / (sum(backward for _, backward, _ in times) or math.inf))
+    return [(forward * longer, backward * back, saved) for forward, backward, saved in times]
 
 
 def added_bytes_per_s(device: torch.device) -> float:
     """Return the bytes of gradients that this process adds to others of the same size in a second."""
-    kept, new = (torch.zeros(_ADDED_BYTES // 4, device=device) for _ in range(2))
-    return _ADDED_BYTES / statistics.median(durations(partial(kept.add_, new), device, ROUNDS))
+    total, new = (torch.zeros(_ADDED_BYTES // 4, device=device) for _ in range(2))
+    return _ADDED_BYTES / statistics.median(durations(partial(total.add_, new), device, ROUNDS))
 
 
 def _whole(units: Units, inputs: Sequence[Any], device: torch.device, trained: bool) -> tuple[float, float]:
     """Return the median seconds of a forward of all units, and of its backward."""
     stage = StageModule(units, 0, len(units.nodes), device)
-    given = {node.name: value for node, value in zip(units.inputs, inputs)}
+    arguments = {node.name: value for node, value in zip(units.inputs, inputs)}
     state = {
         path: _leaf(tensor, device) for path, tensor in (*stage.named_parameters(), *stage.named_buffers())
     }
-    call = partial(functional_call, stage, state, (), given)
+    call = partial(functional_call, stage, state, (), arguments)
     turns = [_turn(call, state.values(), device, trained) for _ in range(ROUNDS + 1)]
     forward, backward = zip(*turns[1:])
     return statistics.median(forward), statistics.median(backward)
@@ -79,8 +79,8 @@ def _whole(units: Units, inputs: Sequence[Any], device: torch.device, trained: b
 def _times(units: Units, inputs: Sequence[Any], device: torch.device, trained: bool) -> Iterator[Times]:
     values: dict[fx.Node, Any] = dict(zip(units.inputs, inputs))
     # Counted tensors stay alive, so that no other tensor gets their memory.
-    kept = {_memory(tensor): tensor for tensor in (*units.model.parameters(), *units.model.buffers())}
-    asked = _asked(device) if trained else 0.0
+    counted = {_memory(tensor): tensor for tensor in (*units.model.parameters(), *units.model.buffers())}
+    fixed_s = _empty_backward_s(device) if trained else 0.0
     for node in units.graph.graph.nodes:
         if node.op == "get_attr":
             values[node] = units.tensor(node)
@@ -88,11 +88,11 @@ def _times(units: Units, inputs: Sequence[Any], device: torch.device, trained: b
             values[node] = _call(node, values, device)
     for nodes in units.nodes:
         forward, backward, saved = _unit(nodes, values, device, trained)
-        fresh = {_memory(tensor): tensor for tensor in saved if _memory(tensor) not in kept}
+        fresh = {_memory(tensor): tensor for tensor in saved if _memory(tensor) not in counted}
         fresh = {key: tensor for key, tensor in fresh.items() if not isinstance(tensor, nn.Parameter)}
-        kept |= fresh
+        counted |= fresh
         nbytes = sum(tensor.untyped_storage().nbytes() for tensor in fresh.values())
-        yield forward, max(0.0, backward - asked), nbytes
+        yield forward, max(0.0, backward - fixed_s), nbytes
 
 
 def _unit(
@@ -101,9 +101,9 @@ def _unit(
     """Run a unit alone, and enter its results in `values`; return the least seconds of its forward and backward, and
     the tensors that it saves."""
     sources = {source for node in nodes for source in node.all_input_nodes if source not in nodes}
-    own = {source: _leaf(values[source], device) for source in sources}
+    inputs = {source: _leaf(values[source], device) for source in sources}
     writing = any(map(writes, nodes))
-    turns, local, saved = [], dict(own), list[torch.Tensor]()
+    turns, local, saved = [], dict(inputs), list[torch.Tensor]()
 
     def run() -> list[Any]:
         for node in nodes:
@@ -119,33 +119,33 @@ def _unit(
             # Memory is freed before the clock starts.
             saved.clear()
             # Each run writes to tensors of its own; autograd refuses writes to leaves.
-            local = {source: _copied(value) if writing else value for source, value in own.items()}
-            turns.append(_turn(run, own.values(), device, trained))
+            local = {source: _copied(value) if writing else value for source, value in inputs.items()}
+            turns.append(_turn(run, inputs.values(), device, trained))
     forward, backward = zip(*turns)
     values.update({node: local[node] for node in nodes})
     return min(forward), min(backward), saved
 
 
 def _turn(
-    call: Callable[[], Iterable[Any]], given: Iterable[Any], device: torch.device, trained: bool
+    call: Callable[[], Iterable[Any]], inputs: Iterable[Any], device: torch.device, trained: bool
 ) -> tuple[float, float]:
     """Return the seconds of a call, and of the backward from its results to those given tensors that need
     gradients."""
-    made: list[Any] = []
-    forward_s = seconds(lambda: made.extend(call()), device)
-    ends = [tensor for tensor in made if isinstance(tensor, torch.Tensor) and tensor.requires_grad]
+    results: list[Any] = []
+    forward_s = seconds(lambda: results.extend(call()), device)
+    ends = [tensor for tensor in results if isinstance(tensor, torch.Tensor) and tensor.requires_grad]
     if not trained or not ends:
         return forward_s, 0.0
-    leaves = [tensor for tensor in given if isinstance(tensor, torch.Tensor) and tensor.requires_grad]
+    leaves = [tensor for tensor in inputs if isinstance(tensor, torch.Tensor) and tensor.requires_grad]
     starts = [torch.ones_like(tensor) for tensor in ends]
     back = partial(torch.autograd.grad, ends, leaves, starts, allow_unused=True)
     return forward_s, seconds(back, device)
 
 
-def _asked(device: torch.device) -> float:
+def _empty_backward_s(device: torch.device) -> float:
     """Return the fixed seconds of an autograd call, which a whole backward spends once."""
-    given = torch.ones(1, device=device, requires_grad=True)
-    calls = [partial(torch.autograd.grad, given.view(1), given) for _ in range(ROUNDS)]
+    one = torch.ones(1, device=device, requires_grad=True)
+    calls = [partial(torch.autograd.grad, one.view(1), one) for _ in range(ROUNDS)]
     return min(seconds(call, device) for call in calls)
 
 
@@ -178,28 +178,28 @@ def share(units: Units, inputs: Sequence[Any], machine: Machine, trained: bool) 
     """
     if len(machine.devices) == 1:
         return 1.0
-    roomy = replace(machine, devices=tuple(replace(own, memory_bytes=None) for own in machine.devices))
+    roomy = replace(machine, devices=tuple(replace(each, memory_bytes=None) for each in machine.devices))
     first = machine.device[compute_devices(machine)[0]]
     device = torch.device(first.torch_device)
-    given = {node.name: value for node, value in zip(units.inputs, inputs)}
+    arguments = {node.name: value for node, value in zip(units.inputs, inputs)}
     try:
-        whole = _moved(StageModule(units, 0, len(units.nodes), device), device)
+        whole = _on_device(StageModule(units, 0, len(units.nodes), device), device)
         with torch.set_grad_enabled(trained):
-            found = plan(whole, roomy, example_kwargs=given)
+            placed = plan(whole, roomy, example_kwargs=arguments)
     except (AutoparError, torch.OutOfMemoryError) as error:
         log.info("the stages are planned as if %s were the only device: %s", first.name, error)
         return 1.0
-    alone = dict(found.singles).get(first.name)
-    return min(1.0, found.makespan / alone) if alone else 1.0
+    alone = dict(placed.singles).get(first.name)
+    return min(1.0, placed.makespan / alone) if alone else 1.0
 
 
-def _moved(stage: StageModule, device: torch.device) -> StageModule:
+def _on_device(stage: StageModule, device: torch.device) -> StageModule:
     """Return the stage with copies of its parameters and buffers on a device; the model keeps its own."""
     known: dict[int, nn.Parameter] = {}
     for module in stage.modules():
-        for name, own in [*module.named_parameters(recurse=False)]:
-            there = nn.Parameter(own.detach().to(device), own.requires_grad)
-            module.register_parameter(name, known.setdefault(id(own), there))
+        for name, parameter in [*module.named_parameters(recurse=False)]:
+            there = nn.Parameter(parameter.detach().to(device), parameter.requires_grad)
+            module.register_parameter(name, known.setdefault(id(parameter), there))
         for name, buffer in [*module.named_buffers(recurse=False)]:
             module.register_buffer(name, buffer.to(device))
     return stage

@@ -113,23 +113,23 @@ class _Sums:
     def backward(self, stage: int) -> Iterator[None]:
         """Wrap each backward that adds to the gradients of a stage's parameters."""
         self._left[stage] -= 1
-        own = self._own[stage] if not self._left[stage] else []
-        hooks = [parameter.register_post_accumulate_grad_hook(self._final) for parameter in own]
+        parameters = self._own[stage] if not self._left[stage] else []
+        hooks = [parameter.register_post_accumulate_grad_hook(self._final) for parameter in parameters]
         try:
             yield
         finally:
             for hook in hooks:
                 hook.remove()
         # Weight gradients that are computed separately call no hook.
-        for parameter in own:
+        for parameter in parameters:
             self._final(parameter)
 
     def _final(self, parameter: torch.Tensor) -> None:
-        own, queue = self._of[id(parameter)]
-        own.missing.discard(id(parameter))
-        for bucket in itertools.takewhile(lambda bucket: not bucket.missing, queue):
-            if bucket.work is None:
-                bucket.start()
+        bucket, queue = self._of[id(parameter)]
+        bucket.missing.discard(id(parameter))
+        for each in itertools.takewhile(lambda each: not each.missing, queue):
+            if each.work is None:
+                each.start()
 
 
 def sums(
@@ -147,26 +147,26 @@ def sums(
     whole: paths of the parameters that sharded replicas keep whole; None: replicas are not sharded.
     """
     holders: defaultdict[str, set[int]] = defaultdict(set)
-    own: dict[str, nn.Parameter] = {}
+    mine: dict[str, nn.Parameter] = {}
     for number, module in modules.items():
         for name, parameter in module.named_parameters():
             path = module.paths[name][0]
             holders[path].add(plan.position(number))
             if plan.position(number) == position:
-                own[path] = parameter
+                mine[path] = parameter
     by: defaultdict[tuple[tuple[int, ...], bool], list[str]] = defaultdict(list)
     for path, positions in holders.items():
         by[tuple(sorted(positions)), whole is None or path in whole].append(path)
-    found = []
+    shares = []
     for (shared, everywhere), paths in sorted(by.items()):
         rows = [[row[p] for p in shared] for row in grid]
         # If replicas are sharded, each replica sums by itself, and FSDP2 sums over replicas.
         for members in [[*itertools.chain(*rows)]] if everywhere else rows:
             holding = subgroup(sorted(members), group) if len(members) > 1 else None
             if holding is not None and dist.get_rank() in members:
-                found.append(([own[path] for path in paths], holding, len(shared) == 1))
+                shares.append(([mine[path] for path in paths], holding, len(shared) == 1))
     stages = {n: module for n, module in modules.items() if plan.position(n) == position}
-    return _Sums(stages, found, plan.micro_batches)
+    return _Sums(stages, shares, plan.micro_batches)
 
 
 def _buckets(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> list[_Bucket]:

@@ -46,20 +46,22 @@ class StageModule(fx.GraphModule):
         returned: Any = pytree.tree_leaves(units.output.args[0]) if is_last else units.crossing[stop]
         needed = units.needed([*nodes, *([units.output] if is_last else [])], [*nodes, *received])
         needs = tuple(node.name for node in needed if node.op == "placeholder")
-        made = _given(graph, received, needs, units, any(map(_in_place, nodes)))
-        own = {*needed, *nodes}
+        nodes_of = _placeholders(graph, received, needs, units, any(map(_in_place, nodes)))
+        computed = {*needed, *nodes}
         for node in units.graph.graph.nodes:
-            if node.op == "placeholder" or node not in own:
+            if node.op == "placeholder" or node not in computed:
                 continue
             if node.op == "get_attr":
                 state[str(node.target)] = node
-                _own(root, str(node.target), units.tensor(node))
-            made[node] = graph.node_copy(node, made.__getitem__)
-            made[node].args, made[node].kwargs = located((made[node].args, made[node].kwargs), device)
+                _register(root, str(node.target), units.tensor(node))
+            nodes_of[node] = graph.node_copy(node, nodes_of.__getitem__)
+            nodes_of[node].args, nodes_of[node].kwargs = located(
+                (nodes_of[node].args, nodes_of[node].kwargs), device
+            )
             if node.target is torch.ops.aten.view.default:
                 # Received tensors are contiguous, perhaps unlike those captured; a view may have to copy.
-                made[node].target = torch.ops.aten.reshape.default
-        tensors = [made[leaf] for leaf in returned if isinstance(leaf, fx.Node)]
+                nodes_of[node].target = torch.ops.aten.reshape.default
+        tensors = [nodes_of[leaf] for leaf in returned if isinstance(leaf, fx.Node)]
         # Messages must be contiguous.
         graph.output(
             tuple(tensors if is_last else [graph.call_method("contiguous", (end,)) for end in tensors])
@@ -82,23 +84,23 @@ class StageModule(fx.GraphModule):
         return pytree.tree_unflatten(leaves, self._spec)
 
 
-def _given(
+def _placeholders(
     graph: fx.Graph, received: Sequence[fx.Node], needs: Sequence[str], units: Units, copied: bool
 ) -> dict[fx.Node, fx.Node]:
     """Return the nodes for the tensors and inputs of a stage, by the nodes they replace.
 
     `copied`: copy received tensors first, as they may be written in place, which autograd refuses for views.
     """
-    made: dict[fx.Node, fx.Node] = {}
+    nodes_of: dict[fx.Node, fx.Node] = {}
     tensors, inputs = graph.placeholder("*received"), graph.placeholder("**inputs")
     for at, node in enumerate(received):
-        made[node] = graph.call_function(operator.getitem, (tensors, at))
+        nodes_of[node] = graph.call_function(operator.getitem, (tensors, at))
         if copied:
-            made[node] = graph.call_function(torch.ops.aten.clone.default, (made[node],))
+            nodes_of[node] = graph.call_function(torch.ops.aten.clone.default, (nodes_of[node],))
     for node in units.inputs:
         if node.name in needs:
-            made[node] = graph.call_function(operator.getitem, (inputs, node.name))
-    return made
+            nodes_of[node] = graph.call_function(operator.getitem, (inputs, node.name))
+    return nodes_of
 
 
 def _in_place(node: fx.Node) -> bool:
@@ -106,7 +108,7 @@ def _in_place(node: fx.Node) -> bool:
     return writes(node) and any(source.op == "call_function" for source in node.all_input_nodes)
 
 
-def _own(root: nn.Module, path: str, tensor: torch.Tensor) -> None:
+def _register(root: nn.Module, path: str, tensor: torch.Tensor) -> None:
     owner, (*parents, name) = root, path.split(".")
     for parent in parents:
         if parent not in owner._modules:
@@ -141,7 +143,7 @@ class _ShardedStage(nn.Module):
         self.needs = tuple(dict.fromkeys(name for group in groups for name in group.needs))
         self.paths = {f"several.{at}": units.paths[id(p)] for at, p in enumerate(self.several)}
         for at, group in enumerate(groups):
-            self.paths |= {f"groups.{at}.{own}": paths for own, paths in group.paths.items()}
+            self.paths |= {f"groups.{at}.{name}": paths for name, paths in group.paths.items()}
         self.answer = groups[-1].answer
         self.train(units.model.training)
 
@@ -158,10 +160,12 @@ class _ShardedStage(nn.Module):
         """
         several = {*self.several}
         for module, others in (*((group, several) for group in self.groups), (self, set[nn.Parameter]())):
-            own = fully_shard(module, mesh=mesh, reshard_after_forward=True, ignored_params=whole | others)
-            own.set_gradient_divide_factor(1.0)
+            sharded = fully_shard(
+                module, mesh=mesh, reshard_after_forward=True, ignored_params=whole | others
+            )
+            sharded.set_gradient_divide_factor(1.0)
             # gloo neither averages nor scales.
-            own.set_force_sum_reduction_for_comms(True)
+            sharded.set_force_sum_reduction_for_comms(True)
         for name, parameter in self.named_parameters():
             for path in self.paths[name]:
                 owner, _, last = path.rpartition(".")
@@ -237,8 +241,8 @@ def _sharded(
     return {*whole}
 
 
-def rows_as(given: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def rows_as(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Return this process's rows of a whole tensor if `like` is sharded, else the tensor."""
-    if isinstance(like, DTensor) and not isinstance(given, DTensor):
-        return distribute_tensor(given, like.device_mesh, like.placements, src_data_rank=None)
-    return given
+    if isinstance(like, DTensor) and not isinstance(whole, DTensor):
+        return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)
+    return whole

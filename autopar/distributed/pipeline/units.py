@@ -27,7 +27,7 @@ class Units:
     anywhere: nodes that every stage computes for itself: they depend only on inputs and buffers and need no gradient,
     such as masks and positions.
     inputs: the model's inputs, by node name.
-    given: what a call like the captured one gives to each (`_given_like`).
+    arguments: what a call like the captured one gives to each (`_arguments_like`).
     rows: size of their first axis, that of one micro-batch.
     """
 
@@ -36,7 +36,7 @@ class Units:
     nodes: tuple[tuple[fx.Node, ...], ...]
     anywhere: frozenset[fx.Node]
     inputs: tuple[fx.Node, ...]
-    given: Callable[[Sequence[Any], Mapping[str, Any]], dict[str, Any]]
+    arguments: Callable[[Sequence[Any], Mapping[str, Any]], dict[str, Any]]
     rows: int
     out_spec: Any
     unit: Mapping[fx.Node, int] = field(repr=False)
@@ -55,7 +55,7 @@ class Units:
     def crossing(self) -> list[list[fx.Node]]:
         """For each cut, in order, the tensors made before the unit of that number and read by it or a later
         one. The last unit counts as the reader of the model's outputs."""
-        sent: list[list[fx.Node]] = [[] for _ in range(len(self.nodes) + 1)]
+        tensors: list[list[fx.Node]] = [[] for _ in range(len(self.nodes) + 1)]
         # Nodes in `anywhere` need no place: they read nothing that a unit makes.
         place = {**self.unit, self.output: len(self.nodes) - 1}
         for at, nodes in enumerate(self.nodes):
@@ -63,21 +63,21 @@ class Units:
                 if isinstance(node.meta.get("val"), torch.Tensor):
                     last = max((place[user] for user in node.users), default=at)
                     for cut in range(at + 1, last + 1):
-                        sent[cut].append(node)
-        return sent
+                        tensors[cut].append(node)
+        return tensors
 
-    def needed(self, nodes: Sequence[fx.Node], given: Sequence[fx.Node]) -> list[fx.Node]:
+    def needed(self, nodes: Sequence[fx.Node], known: Sequence[fx.Node]) -> list[fx.Node]:
         """Return, in order, the inputs and state that `nodes` read, directly or through nodes of `anywhere`, except
         those in `given`."""
-        have, found = set(given), set[fx.Node]()
+        known_nodes, read = set(known), set[fx.Node]()
         waiting = [source for node in nodes for source in node.all_input_nodes]
         while waiting:
             node = waiting.pop()
-            if node in have or node in found:
+            if node in known_nodes or node in read:
                 continue
-            found.add(node)
+            read.add(node)
             waiting += node.all_input_nodes
-        return [node for node in self.graph.graph.nodes if node in found]
+        return [node for node in self.graph.graph.nodes if node in read]
 
     @property
     def trains(self) -> str:
@@ -90,11 +90,11 @@ class Units:
         owner, _, last = name.rpartition(".")
         for root in (self.model, self.graph):
             try:
-                found = getattr(root.get_submodule(owner), last)
+                tensor = getattr(root.get_submodule(owner), last)
             except AttributeError:
                 continue
-            if isinstance(found, torch.Tensor):
-                return found
+            if isinstance(tensor, torch.Tensor):
+                return tensor
         raise CaptureError(
             f"{type(self.model).__name__}: {name} is not a parameter, buffer or constant of it"
         )
@@ -102,10 +102,10 @@ class Units:
     @cached_property
     def paths(self) -> dict[int, list[str]]:
         """All state dict paths of each parameter and buffer of the model, by `id` of the tensor."""
-        found: dict[int, list[str]] = {}
+        paths: dict[int, list[str]] = {}
         for path, tensor in self.model.state_dict(keep_vars=True).items():
-            found.setdefault(id(tensor), []).append(path)
-        return found
+            paths.setdefault(id(tensor), []).append(path)
+        return paths
 
     def state(self, nodes: Sequence[fx.Node]) -> list[torch.Tensor]:
         """Return the parameters, buffers and constants that nodes read, each path once."""
@@ -164,8 +164,8 @@ def units(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> U
     at = {node: number for number, nodes in enumerate(chain) for node in nodes}
     inputs = tuple(node for node in graph.graph.nodes if node.op == "placeholder")
     spec = graph.graph._codegen.pytree_info.out_spec  # type: ignore[attr-defined]
-    given = _given_like(model, args, kwargs, [node.name for node in inputs])
-    return Units(model, graph, tuple(map(tuple, chain)), anywhere, inputs, given, rows, spec, at)
+    arguments = _arguments_like(model, args, kwargs, [node.name for node in inputs])
+    return Units(model, graph, tuple(map(tuple, chain)), anywhere, inputs, arguments, rows, spec, at)
 
 
 _BLOCKS = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}
@@ -184,21 +184,21 @@ def _unwrapped(graph: fx.GraphModule, name: str) -> None:
                 f"{name}: its forward enters torch.autocast, which a stage cannot do for a part of its operators; "
                 "enter it around distribute and the steps instead"
             )
-        holder, *given = call.args[at:]
+        holder, *inputs = call.args[at:]
         block: Any = graph.get_submodule(str(holder.target))
-        made, ends = dict[fx.Node, Any](), tuple[fx.Node, ...]()
+        copies, ends = dict[fx.Node, Any](), tuple[fx.Node, ...]()
         with graph.graph.inserting_before(call):
             if at == 1 and not call.args[0]:
-                given = [_detached(graph.graph, one) if isinstance(one, fx.Node) else one for one in given]
+                inputs = [_detached(graph.graph, one) if isinstance(one, fx.Node) else one for one in inputs]
             for node in block.graph.nodes:
                 if node.op == "placeholder":
-                    made[node] = given.pop(0)
+                    copies[node] = inputs.pop(0)
                 elif node.op == "output":
-                    ends = tuple(map_arg(node.args[0], made.__getitem__))
+                    ends = tuple(map_arg(node.args[0], copies.__getitem__))
                 else:
-                    made[node] = graph.graph.node_copy(node, made.__getitem__)
+                    copies[node] = graph.graph.node_copy(node, copies.__getitem__)
                     if node.op == "get_attr":
-                        made[node].target = f"{holder.target}.{node.target}"
+                        copies[node].target = f"{holder.target}.{node.target}"
         for user in [*call.users]:
             user.replace_all_uses_with(ends[user.args[1]])
             graph.graph.erase_node(user)
@@ -209,9 +209,9 @@ def _unwrapped(graph: fx.GraphModule, name: str) -> None:
 
 
 def _detached(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    made = graph.call_function(torch.ops.aten.detach.default, (node,))
-    made.meta = dict(node.meta)
-    return made
+    detached = graph.call_function(torch.ops.aten.detach.default, (node,))
+    detached.meta = dict(node.meta)
+    return detached
 
 
 def _uncut(graph: fx.GraphModule, chain: Sequence[Sequence[fx.Node]]) -> list[list[fx.Node]]:
@@ -231,39 +231,39 @@ def _uncut(graph: fx.GraphModule, chain: Sequence[Sequence[fx.Node]]) -> list[li
     def complex_(node: fx.Node) -> bool:
         return isinstance(val := node.meta.get("val"), torch.Tensor) and val.is_complex()
 
-    looked = [node for node in place if roots[node] in writes_at or complex_(node)]
+    candidates = [node for node in place if roots[node] in writes_at or complex_(node)]
 
     def refused(cut: int) -> bool:
-        held = [node for node in looked if place[node] < cut <= last[node]]
-        shared = Counter(roots[node] for node in held)
+        crossing = [node for node in candidates if place[node] < cut <= last[node]]
+        shared = Counter(roots[node] for node in crossing)
         # Inputs and state are not sent: each process has its own.
-        return any(map(complex_, held)) or any(
+        return any(map(complex_, crossing)) or any(
             (max(numbers) >= cut and shared[root] > (root in place))
             or (root.op == "placeholder" and min(numbers) < cut <= last[root])
             for root, numbers in writes_at.items()
         )
 
-    found: list[list[fx.Node]] = []
+    joined: list[list[fx.Node]] = []
     for number, nodes in enumerate(chain):
-        if found and refused(number):
-            found[-1] += nodes
+        if joined and refused(number):
+            joined[-1] += nodes
         else:
-            found.append([*nodes])
-    return found
+            joined.append([*nodes])
+    return joined
 
 
 def _roots(graph: fx.GraphModule) -> dict[fx.Node, fx.Node]:
     """Return, for each node, the one whose memory it shares by the schemas of operators: itself, or that of which it
     is a view or the result of a write."""
-    found: dict[fx.Node, fx.Node] = {}
+    roots: dict[fx.Node, fx.Node] = {}
     for node in graph.graph.nodes:
         source: Any = node.args[0] if node.target is operator.getitem else None
         schema = getattr(node.target, "_schema", None)
-        if schema is not None and any(made.alias_info for made in schema.returns):
-            given = _arguments(node)
-            source = next((given.get(each.name) for each in schema.arguments if each.alias_info), None)
-        found[node] = found[source] if isinstance(source, fx.Node) else node
-    return found
+        if schema is not None and any(result.alias_info for result in schema.returns):
+            arguments = _arguments(node)
+            source = next((arguments.get(each.name) for each in schema.arguments if each.alias_info), None)
+        roots[node] = roots[source] if isinstance(source, fx.Node) else node
+    return roots
 
 
 def _anywhere(graph: fx.GraphModule) -> frozenset[fx.Node]:
@@ -272,20 +272,20 @@ def _anywhere(graph: fx.GraphModule) -> frozenset[fx.Node]:
     roots = _roots(graph)
     touched = {roots[source] for node in graph.graph.nodes for source in written(node)}
     # A stage that computed such a value again would lack what was written into it, or into a view of it.
-    changed = {node for node, root in roots.items() if root in touched}
-    found: set[fx.Node] = set()
+    written_to = {node for node, root in roots.items() if root in touched}
+    cheap: set[fx.Node] = set()
     for node in graph.graph.nodes:
         if node.op != "call_function" or writes(node) or _draws(node):
             continue
         plain = all(
-            (source.op == "placeholder" and not _floating(source) and source not in changed)
-            or (source.op == "get_attr" and source.target not in parameters and source not in changed)
-            or source in found
+            (source.op == "placeholder" and not _floating(source) and source not in written_to)
+            or (source.op == "get_attr" and source.target not in parameters and source not in written_to)
+            or source in cheap
             for source in node.all_input_nodes
         )  # fmt: skip
-        if plain and node not in changed:
-            found.add(node)
-    return frozenset(found)
+        if plain and node not in written_to:
+            cheap.add(node)
+    return frozenset(cheap)
 
 
 def _floating(node: fx.Node) -> bool:
@@ -303,9 +303,9 @@ def written(node: fx.Node) -> list[fx.Node]:
     schema = getattr(node.target, "_schema", None)
     if schema is None or not schema.is_mutable:
         return []
-    given = _arguments(node)
+    arguments = _arguments(node)
     named = [each.name for each in schema.arguments if each.alias_info and each.alias_info.is_write]
-    leaves = pytree.tree_leaves([given.get(name) for name in named])
+    leaves = pytree.tree_leaves([arguments.get(name) for name in named])
     return [leaf for leaf in leaves if isinstance(leaf, fx.Node)]
 
 
@@ -319,18 +319,19 @@ def _trains(node: fx.Node) -> bool:
     """Return True if an operator drops values, or moves statistics, as in training."""
     if getattr(node.target, "_schema", None) is None:
         return False
-    given = _arguments(node)
-    trains = given.get("train", given.get("training", given.get("use_input_stats", "dropout_p" in given)))
-    share = given.get("p", given.get("dropout", given.get("dropout_p", 1.0)))
+    arguments = _arguments(node)
+    flags = [arguments[flag] for flag in ("train", "training", "use_input_stats") if flag in arguments]
+    trains = flags[0] if flags else "dropout_p" in arguments
+    share = arguments.get("p", arguments.get("dropout", arguments.get("dropout_p", 1.0)))
     # Without moving statistics, a norm takes those of its batch in evaluation, too.
-    return bool(trains) and bool(share) and given.get("running_mean", True) is not None
+    return bool(trains) and bool(share) and arguments.get("running_mean", True) is not None
 
 
 def _draws(node: fx.Node) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
-def _given_like(
+def _arguments_like(
     model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str]
 ) -> Callable[[Sequence[Any], Mapping[str, Any]], dict[str, Any]]:
     """Return a function from the arguments of a call to what they give to each input node of a graph that was captured
@@ -346,24 +347,24 @@ def _given_like(
         for place, leaf in _leaves(model, args, kwargs).items()
     }
 
-    def given(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        found = _leaves(model, args, kwargs)
-        if found.keys() != example.keys():
+    def arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        leaves = _leaves(model, args, kwargs)
+        if leaves.keys() != example.keys():
             raise PlanError(
                 f"the model was captured with {', '.join(example)}, and is called with "
-                f"{', '.join(found) or 'nothing'}; give what example_inputs had"
+                f"{', '.join(leaves) or 'nothing'}; give what example_inputs had"
             )
         for place, known in example.items():
-            was, now = _form(known), _form(found[place])
+            was, now = _form(known), _form(leaves[place])
             if was != now:
                 remedy = "give batches of these sizes, padded if need be" if "rows" in was else "give that"
                 raise PlanError(
                     f"{place} was {was} in example_inputs, for which the stages were made, and is {now} now; {remedy}, "
                     "or distribute again with the new ones"
                 )
-        return {name: found[place] for place, name in zip(example, names)}
+        return {name: leaves[place] for place, name in zip(example, names)}
 
-    return given
+    return arguments
 
 
 def _form(value: Any) -> str:
@@ -379,10 +380,10 @@ def bound(
     """Return the arguments of a call in the order of the parameters of `forward`, by position where possible; what
     does not fit these parameters stays as it is."""
     try:
-        found = inspect.signature(model.forward).bind(*args, **kwargs)
+        bound_arguments = inspect.signature(model.forward).bind(*args, **kwargs)
     except (TypeError, ValueError):
         return tuple(args), dict(kwargs)
-    return found.args, found.kwargs
+    return bound_arguments.args, bound_arguments.kwargs
 
 
 def _leaves(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -178,9 +178,7 @@ def declared(
     for chip in sheets:
         if kind_of(chip.kind).host:
             if any(device.traits.host for device in devices):
-                raise DeviceError(
-                    "a machine has one CPU device; give a second socket as more cores of the one"
-                )
+                raise DeviceError("a machine has one CPU device; model a second socket as more cores of it")
             devices.append(chip.device("cpu") if isinstance(chip, Chip) else chip)
             continue
         host = next((b for b in replacing if not b.peer), None)

@@ -8,10 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import replace, states_contiguous
+from .. import replace_tensors
 from .define import lowered, whole
 
 _aten = torch.ops.aten
+
+
+def states_contiguous(layer: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a recurrent layer that takes states of any strides; cuDNN refuses those of a part of a batch."""
+
+    def call(input: Tensor, states: Any, *others: Any) -> Any:
+        several = isinstance(states, (tuple, list))
+        return layer(input, [s.contiguous() for s in states] if several else states.contiguous(), *others)
+
+    return call
 
 
 def _like(input: Tensor, hx: Any, *rest: Any) -> tuple[Tensor, ...]:
@@ -55,11 +65,13 @@ def projected(args: tuple[Any, ...]) -> bool:
 
 def projecting(layer: Callable[..., Any], kind: str, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
     """Return the results of an LSTM with projections under autocast on a CPU, which lowers only its products:
-    cells stay as wide as given. It is computed in float32 and then rounded."""
+    cells keep their width. It is computed in float32 and then rounded."""
     states = next(item for item in args if isinstance(item, (tuple, list)))
     goal = products(kind, args)
     with torch.autocast(kind, enabled=False):
-        output, hidden, cells = layer(*replace(args, lambda tensor: lowered(tensor, kind, torch.float32)))
+        output, hidden, cells = layer(
+            *replace_tensors(args, lambda tensor: lowered(tensor, kind, torch.float32))
+        )
     wide = torch.promote_types(goal, states[1].dtype)
     return lowered(output, kind, goal), lowered(hidden, kind, goal), lowered(cells, kind, wide)
 
@@ -101,13 +113,13 @@ def layered(layer: Callable[..., Any], *args: Any) -> tuple[Tensor, ...]:
         sequence = sequence.transpose(0, 1)
     last: list[list[Tensor]] = [[] for _ in states]
     for index in range(layers):
-        own = [state.narrow(0, index * ways, ways) for state in states]
+        states_of_layer = [state.narrow(0, index * ways, ways) for state in states]
         weights = params[index * width : (index + 1) * width]
-        given = own if isinstance(hx, (tuple, list)) else own[0]
-        sequence, *ended = layer(sequence, given, weights, biases, 1, 0.0, train, bidirectional, False)
-        for kept, state in zip(last, ended):
-            kept.append(state)
+        first = states_of_layer if isinstance(hx, (tuple, list)) else states_of_layer[0]
+        sequence, *new_states = layer(sequence, first, weights, biases, 1, 0.0, train, bidirectional, False)
+        for ends, state in zip(last, new_states):
+            ends.append(state)
         if index < layers - 1:
             sequence = torch.dropout(sequence, dropout, True)
     output = sequence.transpose(0, 1) if batch_first else sequence
-    return (output, *(torch.cat(kept) for kept in last))
+    return (output, *(torch.cat(ends) for ends in last))

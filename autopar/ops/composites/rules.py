@@ -7,30 +7,22 @@ regions and in torch functions that call the operator.
 
 from __future__ import annotations
 
-import contextlib
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, library
-from torch._decomp import decomposition_table
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ...errors import CaptureError
-from ..arguments import by_name
 from . import recurrent
-from .define import KERNELS, LIBRARY, define, whole
+from .define import KERNELS, LIBRARY, Decompose, define, fused_attention, whole
 
 _aten = torch.ops.aten
 _SDPA = _aten.scaled_dot_product_attention.default
 _GRID = _aten.affine_grid_generator.default
 Rule = Callable[..., Any]
-
-
-class _Plain(Exception):
-    """Raised by a rule if torch's own decomposition is to be traced."""
 
 
 def _tape_shape(query: Tensor, key: Tensor, *rest: Any) -> tuple[int, ...]:
@@ -41,51 +33,45 @@ def _tape_shape(query: Tensor, key: Tensor, *rest: Any) -> tuple[int, ...]:
     return (*query.shape[:-1], 4)
 
 
-def _fused(*given: Any) -> bool:
-    """Return True if the kernel does not save the whole score matrix."""
-    choice = torch._fused_sdp_choice(*given[:6], scale=given[6], enable_gqa=given[7])
-    return bool(choice != SDPBackend.MATH.value)
-
-
 _ATTENTION = define(
     "scaled_dot_product_attention",
     "Tensor query, Tensor key, Tensor value, Tensor? attn_mask, float dropout_p, bool is_causal, float? scale, "
     "bool enable_gqa, bool trained_mask",
     "Tensor",
-    lambda *given: _SDPA(*given[:6], scale=given[6], enable_gqa=given[7]),
+    lambda *arguments: _SDPA(*arguments[:6], scale=arguments[6], enable_gqa=arguments[7]),
     cast=recurrent.products,
     tape=_tape_shape,
-    worth=_fused,
+    worth=fused_attention,
     # Some fused kernels take no mask that requires grad.
-    fixed=lambda *given: () if given[8] else (3,),
-    draws=lambda *given: bool(given[4]),
+    fixed=lambda *arguments: () if arguments[8] else (3,),
+    draws=lambda *arguments: bool(arguments[4]),
     tags=(torch.Tag.nondeterministic_seeded,),
 )
 
 
-def _attention(*given: Any) -> Any:
-    if given[4] and given[0].device.type == "cpu":
+def _attention(*arguments: Any) -> Any:
+    if arguments[4] and arguments[0].device.type == "cpu":
         # Draw the dropout mask once, as eager does on a CPU. Kernels of accelerators draw masks of their own.
         with sdpa_kernel(SDPBackend.MATH):
-            return _SDPA.decompose(*given[:6], scale=given[6], enable_gqa=given[7])
-    return _ATTENTION(*given, given[3] is not None and given[3].requires_grad)[0]
+            return _SDPA.decompose(*arguments[:6], scale=arguments[6], enable_gqa=arguments[7])
+    return _ATTENTION(*arguments, arguments[3] is not None and arguments[3].requires_grad)[0]
 
 
 def _recurrent(layer: Rule) -> Rule:
-    def rule(*given: Any) -> Any:
-        kind = given[0].device.type
-        if kind == "cpu" and torch.is_autocast_enabled(kind) and recurrent.projected(given):
-            return recurrent.projecting(rule, kind, given)
-        sequence, hx, params, biases, layers, dropout, train, *rest = given
+    def rule(*arguments: Any) -> Any:
+        kind = arguments[0].device.type
+        if kind == "cpu" and torch.is_autocast_enabled(kind) and recurrent.projected(arguments):
+            return recurrent.projecting(rule, kind, arguments)
+        sequence, hx, params, biases, layers, dropout, train, *rest = arguments
         if train and dropout and layers > 1:
-            return recurrent.layered(layer, *given)
+            return recurrent.layered(layer, *arguments)
         *outputs, _ = layer(sequence, hx, params, biases, layers, 0.0, train, *rest)
         return tuple(outputs)
 
     return rule
 
 
-def _packed(*given: Any) -> Any:
+def _packed(*arguments: Any) -> Any:
     raise CaptureError(
         "a recurrent layer runs over a packed sequence, whose steps depend on the lengths in a tensor; pad the batch "
         "(torch.nn.utils.rnn.pad_sequence) and mask the loss"
@@ -140,20 +126,20 @@ _EMBEDDING_BAG = define(
 )
 
 
-def _bag(*given: Any) -> Any:
-    weight, indices, offsets, scale, mode, sparse, weights, last, *padding = given
+def _bag(*arguments: Any) -> Any:
+    weight, indices, offsets, scale, mode, sparse, weights, last, *padding = arguments
     if sparse:
         raise CaptureError(
             "embedding_bag(sparse=True) has a sparse gradient, which no graph holds; build it with sparse=False"
         )
     index = padding[0] if padding else None
-    made = _EMBEDDING_BAG(weight, indices, offsets, weights, scale, mode, last, index)
+    bags = _EMBEDDING_BAG(weight, indices, offsets, weights, scale, mode, last, index)
     with torch.no_grad():
         # Only the backward that torch would have traced reads the other outputs.
         _, *rest = _aten._embedding_bag_forward_only.default(
             weight, indices, offsets, scale, mode, False, weights, last, -1 if index is None else index
         )
-    return (made, *rest)
+    return (bags, *rest)
 
 
 def _bags_of_rows(
@@ -172,18 +158,18 @@ def _bags_of_rows(
     """Compute `torch.nn.functional.embedding_bag`. Bags given as matrix rows stay rows, so the batch can be
     split."""
     if input.ndim != 2 or offsets is not None or max_norm is not None or sparse or not input.numel():
-        found: Tensor = functional.embedding_bag(
+        bags: Tensor = functional.embedding_bag(
             input, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse, per_sample_weights,
             include_last_offset, padding_idx,
         )  # fmt: skip
-        return found
+        return bags
     if padding_idx is not None and padding_idx < 0:
         padding_idx += weight.shape[0]
     number = ("sum", "mean", "max").index(mode)
-    made: Tensor = _EMBEDDING_BAG(
+    rows: Tensor = _EMBEDDING_BAG(
         weight, input, None, per_sample_weights, scale_grad_by_freq, number, False, padding_idx
     )
-    return made
+    return rows
 
 
 _RESIZES = """
@@ -205,10 +191,10 @@ def _wide_on_accelerators(kind: str, args: tuple[Any, ...]) -> torch.dtype | Non
 def _norm(plain: Any) -> Rule:
     norm = whole(plain, cast=_wide_on_accelerators)
 
-    def rule(*given: Any) -> Any:
-        if given[0].dtype not in _LOW:
-            raise _Plain
-        return norm(*given)
+    def rule(*arguments: Any) -> Any:
+        if arguments[0].dtype not in _LOW:
+            raise Decompose
+        return norm(*arguments)
 
     return rule
 
@@ -232,32 +218,32 @@ _CHECKED = {
 
 
 def _checked(operator: Rule) -> Rule:
-    def rule(*given: Any) -> Any:
-        *outputs, _ = operator(*given)
+    def rule(*arguments: Any) -> Any:
+        *outputs, _ = operator(*arguments)
         return tuple(outputs) if len(outputs) > 1 else outputs[0]
 
     return rule
 
 
 def _pool(dims: list[int]) -> Rule:
-    def rule(given: Any, size: Any) -> Any:
+    def rule(data: Any, size: Any) -> Any:
         if set(size) != {1}:
-            raise _Plain
-        return _aten.mean.dim(given, dims, True)
+            raise Decompose
+        return _aten.mean.dim(data, dims, True)
 
     return rule
 
 
-def _rrelu(given: Any, lower: float, upper: float, training: bool, generator: None = None) -> Any:
+def _rrelu(data: Any, lower: float, upper: float, training: bool, generator: None = None) -> Any:
     """In training, draw in row-major memory: the fake does not know the layout of the input."""
     if training:
-        given = given.contiguous()
-    return _aten.rrelu.default.decompose(given, lower, upper, training)
+        data = data.contiguous()
+    return _aten.rrelu.default.decompose(data, lower, upper, training)
 
 
-def _bernoulli(given: Any, p: float, generator: None = None) -> Any:
+def _bernoulli(data: Any, p: float, generator: None = None) -> Any:
     """Draw a new row-major tensor; a draw in place has an operator of its own (see `IN_PLACE`)."""
-    return torch.empty_like(given, memory_format=torch.contiguous_format).bernoulli_(p)
+    return torch.empty_like(data, memory_format=torch.contiguous_format).bernoulli_(p)
 
 
 RULES: dict[Any, Rule] = {
@@ -280,6 +266,8 @@ RULES: dict[Any, Rule] = {
     _aten.adaptive_avg_pool3d.default: _pool([-1, -2, -3]),
 }
 """Rules for training; torch decomposes other operators."""
+LAYERS: dict[Any, Rule] = {plain: RULES[plain] for plain in recurrent.LAYERS}
+"""The rules that also hold while Dynamo captures."""
 
 FUNCTIONS: dict[Any, Rule] = {functional.embedding_bag: _bags_of_rows}
 """Functions to trace instead of torch functions whose operators lose information."""
@@ -288,80 +276,18 @@ DRAWN: dict[Any, Rule] = {_aten.bernoulli.p: _bernoulli}
 """Rules for every trace."""
 
 
-@functools.cache
-def bound(target: Any, rule: Rule) -> Rule:
-    """Return the rule as a kernel of its operator, called with all arguments of the schema by position.
-
-    Always the same function: a trace sees by it that the kernels of an operator have not changed since the last one.
-    """
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return rule(*by_name(target, args, kwargs).values())
-        except _Plain:
-            return target.decompose(*args, **kwargs)
-
-    return kernel
-
-
-@contextlib.contextmanager
-def standing_in(rules: dict[Any, Rule], keys: list[Any]) -> Iterator[None]:
-    """Within the block, make the rules the kernels of their operators at these dispatch keys."""
-    with contextlib.ExitStack() as stack:
-        for target, rule in rules.items():
-            kernels = dict.fromkeys(keys, bound(target, rule))
-            stack.enter_context(_replaced(target.py_kernels, kernels, target._dispatch_cache.clear))
-        yield
-
-
-@contextlib.contextmanager
-def whole_layers() -> Iterator[None]:
-    """Within the block, let fake tensors pass through each recurrent layer as through one operator.
-
-    Torch finds the shapes of the results by a loop over the steps, which takes a second and fixes the length.
-    """
-    keys = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
-    with contextlib.ExitStack() as stack:
-        for plain in recurrent.LAYERS:
-            kernel = bound(plain, RULES[plain])
-            stack.enter_context(
-                _replaced(plain.py_kernels, dict.fromkeys(keys, kernel), plain._dispatch_cache.clear)
-            )
-            if (loop := decomposition_table.get(plain)) is not None:
-                # Torch caches answers about a decomposition by its name.
-                stack.enter_context(_replaced(decomposition_table, {plain: functools.wraps(loop)(kernel)}))
-        yield
-
-
-@contextlib.contextmanager
-def _replaced(
-    table: dict[Any, Any], entries: dict[Any, Any], changed: Callable[[], None] = lambda: None
-) -> Iterator[None]:
-    """Within the block, replace entries of a table; `changed` is called after each change."""
-    before = {key: table[key] for key in entries if key in table}
-    try:
-        table.update(entries)
-        changed()
-        yield
-    finally:
-        for key in entries:
-            table.pop(key, None)
-        table.update(before)
-        changed()
-
-
 def _draw_normal(like: Tensor, mean: float, std: float, contiguous: bool) -> Tensor:
-    made = torch.empty_like(like)
-    if contiguous or not made.is_contiguous():
-        return made.normal_(mean, std)
+    result = torch.empty_like(like)
+    if contiguous or not result.is_contiguous():
+        return result.normal_(mean, std)
     # If memory has no gaps, a CPU draws many numbers at once, and they differ.
-    apart = made.new_empty((*made.shape, 2))[..., 0]
-    return made.copy_(apart.normal_(mean, std))
+    with_gaps = result.new_empty((*result.shape, 2))[..., 0]
+    return result.copy_(with_gaps.normal_(mean, std))
 
 
-def _drawing(name: str, given: str, call: Callable[..., Tensor]) -> Any:
+def _drawing(name: str, parameters: str, call: Callable[..., Tensor]) -> Any:
     """Define `autopar::name(Tensor like, …) -> Tensor`, which draws random numbers."""
-    LIBRARY.define(f"{name}({given}) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
+    LIBRARY.define(f"{name}({parameters}) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
     LIBRARY.impl(name, call, "CompositeExplicitAutograd")
     operator = getattr(torch.ops.autopar, name).default
     library.register_fake(operator, lambda like, *_: torch.empty_like(like), lib=LIBRARY)

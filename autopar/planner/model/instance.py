@@ -102,7 +102,7 @@ class Instance:
         self.readers: list[list[int]] = [[] for _ in self.values]
         self.deliver: list[list[int]] = [[] for _ in self.values]
         self.carry: list[list[int]] = [[] for _ in self.values]
-        self.stays = [name in graph.kept for name in self.values]
+        self.stays = [name in graph.refreshed for name in self.values]
         self.holders: dict[str, list[int]] = {}
         self.reads: list[tuple[int, ...]] = []
         self.resident: list[tuple[tuple[str, int], ...]] = []

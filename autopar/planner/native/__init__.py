@@ -36,7 +36,7 @@ def _in_clone(here: Path) -> bool:
 def _status(library: ctypes.CDLL | None, about: str, here: Path) -> str:
     """Return one line on the search in use, with the command to build the native one if it is missing."""
     if library:
-        return f"plans are searched for by {about}"
+        return f"native search: {about}"
     again = (
         f"-e {here.parents[2]}" if _in_clone(here) else "--force-reinstall --no-deps --no-cache-dir autopar"
     )

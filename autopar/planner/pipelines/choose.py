@@ -13,7 +13,7 @@ from itertools import count
 from ...errors import MemoryCapError, PlanError
 from ...ir.distribution import SCHEDULES, UNSHARDED, Distribution
 from ...ir.hosts import Hosts
-from ...system.process import uncollected
+from ...system.process import gc_paused
 from ...system.text import parse_bytes, seconds, size
 from .chain import Chain
 from .grid import Process, grids, processes
@@ -33,7 +33,7 @@ SHOWN = 40
 """Limit on the other plans that a distribution lists."""
 
 
-@uncollected()
+@gc_paused()
 def distribution(  # noqa: PLR0913 - what users may fix
     chain: Chain | Callable[[int], Chain],
     hosts: Hosts,

@@ -1,17 +1,18 @@
-"""Kernels of several tasks, compiled by other libraries. `LIBRARIES` has them by name; `named` also finds the backends
-of `torch.compile`."""
+"""The libraries that compile several tasks together to kernels: `LIBRARIES` by name, `named` also backends of
+`torch.compile`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from types import ModuleType
 from warnings import catch_warnings
 
 import torch
 
 from ...capture.torch_private import backend_named, captures_lock, compiling
-from ..thread_state import alone
+from ..thread_state import capture_lock
 from . import cuda_graphs, inductor, onnx_runtime, open_vino
 from .library import Kernel, Library, Refusal
 
@@ -19,24 +20,23 @@ PATIENCE_S = 60.0
 """Seconds that a call waits until no other thread captures. Not forever: the call may hold the lock of its model, for
 which the other thread may wait."""
 
+
+def _converting(library: ModuleType) -> Library:
+    """Return a library that converts a piece to a model of its own with the weights, and loads that."""
+    return Library(
+        missing=library.missing,
+        keeps=library.keeps,
+        folds=True,
+        any_size=True,
+        model=library.model,
+        load=library.load,
+    )
+
+
 LIBRARIES: dict[str, Library] = {
     "cudagraphs": Library(cuda_graphs.build, cuda_graphs.missing, devices=frozenset({"cuda"})),
-    "onnxruntime": Library(
-        missing=onnx_runtime.missing,
-        keeps=onnx_runtime.keeps,
-        folds=True,
-        any_size=True,
-        model=onnx_runtime.model,
-        load=onnx_runtime.load,
-    ),
-    "openvino": Library(
-        missing=open_vino.missing,
-        keeps=open_vino.keeps,
-        folds=True,
-        any_size=True,
-        model=open_vino.model,
-        load=open_vino.load,
-    ),
+    "onnxruntime": _converting(onnx_runtime),
+    "openvino": _converting(open_vino),
     "inductor frozen": Library(
         partial(inductor.build, frozen=True), inductor.missing, inductor.keeps, folds=True, any_size=True
     ),
@@ -64,7 +64,7 @@ def tracing() -> Iterator[None]:
     if not captures.acquire(timeout=PATIENCE_S):
         raise Refusal("another thread captures a model", passing=True)
     try:
-        with alone(PATIENCE_S) as locked:
+        with capture_lock(PATIENCE_S) as locked:
             if not locked:
                 raise Refusal("another thread captures a model", passing=True)
             # Libraries warn of what concerns their developers.

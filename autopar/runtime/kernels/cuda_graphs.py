@@ -39,7 +39,7 @@ def recorded(kernel: Call, module: fx.GraphModule, inputs: Sequence[torch.Tensor
     device, weights = module.meta["device"], module.meta["stays"]
     static = [item if stays else item.clone() for item, stays in zip(inputs, weights)]
     fixed = [place for place, stays in enumerate(weights) if stays]
-    fed = [(place, static[place]) for place, stays in enumerate(weights) if not stays]
+    copied = [(place, static[place]) for place, stays in enumerate(weights) if not stays]
     addresses = [static[place].data_ptr() for place in fixed]
     graph, warm, ready = torch.cuda.CUDAGraph(), torch.cuda.Stream(device), torch.cuda.Event()
     # PyTorch keeps a workspace of cuBLAS for each stream. If this stream had one, the recording would use it, and
@@ -65,10 +65,10 @@ def recorded(kernel: Call, module: fx.GraphModule, inputs: Sequence[torch.Tensor
                 ready.record(latest[0])
                 stream.wait_event(ready)
                 latest[0] = stream
-                for _, own in fed:
-                    own.record_stream(stream)
-            for place, own in fed:
-                own.copy_(tensors[place], non_blocking=True)
+                for _, copy in copied:
+                    copy.record_stream(stream)
+            for place, copy in copied:
+                copy.copy_(tensors[place], non_blocking=True)
             graph.replay()
             return [tensor.clone() for tensor in results]
 

@@ -51,12 +51,12 @@ class Difference:
 
     operators: names without overload, separated by spaces; "": all but `_MOVES`.
     reads, makes: empty for any dtype.
-    seen: the values that the libraries give instead of PyTorch's, as part of a sentence.
+    instead: the values that the libraries give instead of PyTorch's, as part of a sentence.
     """
 
     libraries: tuple[str, ...]
     operators: str
-    seen: str
+    instead: str
     reads: frozenset[str] = frozenset()
     makes: frozenset[str] = frozenset()
     condition: Callable[[Task], bool] = lambda _: True
@@ -154,7 +154,7 @@ def differs(task: Task, graph: Graph, library: str) -> str:
     for row in (*_ROWS.get((library, name), ()), *(() if name in _MOVES else _ROWS.get((library, ""), ()))):
         fits = (not row.reads or row.reads & reads) and (not row.makes or row.makes & makes)
         if fits and row.condition(task):
-            return f"its {name} may give {row.seen}"
+            return f"its {name} may give {row.instead}"
     return ""
 
 

@@ -15,13 +15,13 @@ from ...ops.composites import body
 Call: TypeAlias = Callable[..., Sequence[torch.Tensor]]
 Examples: TypeAlias = Sequence[torch.Tensor]
 Build: TypeAlias = Callable[[fx.GraphModule, Examples], Call]
-"""The signature of a backend of `torch.compile`. `module.meta` tells more of a piece (`piece_module.module_of`)."""
+"""The signature of a backend of `torch.compile`. `module.meta` describes the piece (`piece_module.module_of`)."""
 
 _NUMPY = ("float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
 
 
 class Refusal(Exception):
-    """A library cannot compile a piece, or its kernel is wrong; the text is one sentence with the reason.
+    """Error of a library that cannot compile a piece, or whose kernel is wrong; the text is the reason, one sentence.
 
     passing: the next call tries again.
     """
@@ -48,7 +48,7 @@ class Library:
     compiled: compiles a module of ATen calls for inputs like the examples, with torch's number of threads; None if
         `model` and `load` do: the library's own file of a piece, and the kernel from it, in this or another process.
     missing: why it cannot be used here, as one sentence, or "".
-    keeps: whether a task can be part of a piece.
+    keeps: True if a task can be part of a piece.
     folds: it copies the weights, as attributes of the module, into the kernel, in the fastest layout.
     any_size: it can compile one kernel for calls of all sizes.
     devices: types of torch devices that it compiles for; None: all.
@@ -73,5 +73,5 @@ class Library:
 
 def keeps_numpy(task: Task, graph: Graph) -> bool:
     """Return True for an ATen operator, or a composite of ATen operators, on NumPy's dtypes."""
-    known = task.target.startswith("aten.") or body(task) is not None
-    return known and all(graph.value[name].dtype in _NUMPY for name in (*task.inputs, *task.outputs))
+    plain = task.target.startswith("aten.") or body(task) is not None
+    return plain and all(graph.value[name].dtype in _NUMPY for name in (*task.inputs, *task.outputs))

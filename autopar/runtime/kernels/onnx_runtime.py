@@ -1,4 +1,4 @@
-"""ONNX Runtime, through `torch.onnx.export`; weights are part of the model that it loads."""
+"""ONNX Runtime: a piece and its weights become a model by `torch.onnx.export`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import fx
 
 from ...ir.graph import Graph, Task
 from .edge_cases import exact, in_range
-from .kept_models import kept
 from .library import Call, Refusal, keeps_numpy
+from .model_files import stored
 from .piece_module import exported
 
 LARGEST = 2**31 - 2**26
@@ -28,7 +28,7 @@ LAYERS = ("aten._native_multi_head_attention", "aten._transformer_encoder_layer_
 
 
 def missing() -> str:
-    """Return the reason why it cannot be used, such as missing packages; "" if it can."""
+    """Return the reason why ONNX Runtime cannot be used, such as missing packages; "" if it can."""
     lacks = [name for name in ("onnxruntime", "onnx", "onnxscript") if not find_spec(name)]
     return f"not installed: {', '.join(lacks)} (pip install 'autopar[onnxruntime]')" if lacks else ""
 
@@ -39,11 +39,11 @@ def keeps(task: Task, graph: Graph) -> bool:
 
 
 def model(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> bytes:
-    """Return a piece as an ONNX file, exported unless it is kept on disk. Raises Refusal if it cannot be exported or is
-    too large for one file, and the libraries' errors."""
+    """Return a piece as an ONNX file, exported unless it is stored on disk. Raises Refusal if it cannot be exported or
+    is too large for one file, and the libraries' errors."""
     import onnxruntime
 
-    return kept("onnxruntime", onnxruntime.__version__, module, inputs, lambda: _model(module, inputs))
+    return stored("onnxruntime", onnxruntime.__version__, module, inputs, lambda: _model(module, inputs))
 
 
 def load(data: bytes, module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Call:
@@ -58,13 +58,13 @@ def load(data: bytes, module: fx.GraphModule, inputs: Sequence[torch.Tensor]) ->
     session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
     # The exporter drops inputs that a piece does not use.
     names = [str(node.target) for node in module.graph.find_nodes(op="placeholder")]
-    taken = [(each.name, names.index(each.name)) for each in session.get_inputs()]
+    inputs_at = [(each.name, names.index(each.name)) for each in session.get_inputs()]
     results = [each.name for each in session.get_outputs()]
     # `session.run` also looks up the names of inputs and outputs, which takes a seventh of a short call.
     run = getattr(session, "_sess", session).run
 
     def call(*tensors: torch.Tensor) -> list[torch.Tensor]:
-        feeds = {name: tensors[at].numpy(force=True) for name, at in taken}
+        feeds = {name: tensors[at].numpy(force=True) for name, at in inputs_at}
         return [torch.from_numpy(array) for array in run(results, feeds, None)]
 
     # ONNX Runtime counts negative ids from the end.
@@ -75,7 +75,7 @@ def _model(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> bytes:
     """Return a piece as an ONNX file."""
     if sum(tensor.nbytes for tensor in module.buffers()) > LARGEST:
         raise Refusal("its weights are larger than the 2 GiB of an ONNX file")
-    # It tells of each fold that it leaves out.
+    # It logs each fold that it leaves out.
     scripts = logging.getLogger("onnxscript")
     level = scripts.level
     scripts.setLevel(logging.ERROR)

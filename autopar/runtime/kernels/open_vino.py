@@ -1,4 +1,4 @@
-"""OpenVINO, through `torch.export`; weights are part of the model that it compiles."""
+"""OpenVINO: a piece and its weights become a model by `torch.export`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torch import fx
 from ...ir.graph import Graph, Task
 from .differences import EXACT
 from .edge_cases import exact, in_range
-from .kept_models import folder, kept
 from .library import Call, Refusal, keeps_numpy
+from .model_files import folder, stored
 from .onnx_runtime import LAYERS
 from .piece_module import exported
 
@@ -25,24 +25,24 @@ _END = b"\0"
 
 
 def missing() -> str:
-    """Return the reason why it cannot be used, such as a missing extra; "" if it can."""
+    """Return the reason why OpenVINO cannot be used, such as a missing extra; "" if it can."""
     return "" if find_spec("openvino") else "not installed: openvino (pip install 'autopar[openvino]')"
 
 
 def keeps(task: Task, graph: Graph) -> bool:
-    """Return True for ATen operators, and composites of these, on NumPy's dtypes, except layers that it lacks, or that
-    its converter unrolls step by step."""
+    """Return True for ATen operators, and composites of these, on NumPy's dtypes, except layers that OpenVINO lacks, or
+    that its converter unrolls step by step."""
     return not task.target.startswith(("aten.lstm", "aten.gru", "aten.rnn", *LAYERS)) and keeps_numpy(
         task, graph
     )
 
 
 def model(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> bytes:
-    """Return a piece as a model of OpenVINO, converted unless it is kept on disk. Raises Refusal with the operators
+    """Return a piece as a model of OpenVINO, converted unless it is stored on disk. Raises Refusal with the operators
     that read larger integers than it computes with, and the library's errors."""
     import openvino
 
-    return kept("openvino", openvino.__version__, module, inputs, lambda: _saved(_model(module, inputs)))
+    return stored("openvino", openvino.__version__, module, inputs, lambda: _saved(_model(module, inputs)))
 
 
 def load(data: bytes, module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Call:
@@ -50,7 +50,7 @@ def load(data: bytes, module: fx.GraphModule, inputs: Sequence[torch.Tensor]) ->
     import openvino
 
     settings = {
-        # By default it computes in bfloat16 on CPUs that have units for it.
+        # The default is bfloat16 on CPUs that have units for it.
         "INFERENCE_PRECISION_HINT": "f32",
         "INFERENCE_NUM_THREADS": torch.get_num_threads(),
         "PERFORMANCE_HINT": "LATENCY",
@@ -60,9 +60,9 @@ def load(data: bytes, module: fx.GraphModule, inputs: Sequence[torch.Tensor]) ->
     }
     graph, _, weights = data.partition(_END)
     core = openvino.Core()
-    # It takes no empty file.
+    # OpenVINO takes no empty file.
     network = core.read_model(graph, weights or _END)
-    # It gives its thread a stack for signals that is too small for Python's handlers: not this thread.
+    # The thread that compiles gets a stack for signals that is too small for Python's handlers: not this thread.
     with ThreadPoolExecutor(1) as other:
         compiled = other.submit(core.compile_model, network, "CPU", settings).result()
     request, count = compiled.create_infer_request(), len(compiled.outputs)
@@ -105,7 +105,7 @@ def _model(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Any:
         if max(-int(weight.min()), int(weight.max())) > EXACT:
             readers = ", ".join(str(user.target) for user in node.users)
             raise Refusal(f"a weight has integers above {EXACT}, which it rounds, in {readers}")
-    # If it fails, it sets up the root logger for its own command.
+    # A conversion that fails sets up the root logger for a command of OpenVINO.
     root = logging.getLogger()
     level, handlers, filters = root.level, [*root.handlers], [*root.filters]
     try:
@@ -115,27 +115,27 @@ def _model(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Any:
         root.handlers[:], root.filters[:] = handlers, filters
     axes = module.meta.get("axes") or [{}] * len(inputs)
     shapes = [
-        [-1 if axis in own else size for axis, size in enumerate(tensor.shape)]
-        for tensor, own in zip(inputs, axes)
+        [-1 if axis in varying else size for axis, size in enumerate(tensor.shape)]
+        for tensor, varying in zip(inputs, axes)
     ]
     model.reshape({each: openvino.PartialShape(shape) for each, shape in zip(model.inputs, shapes)})
     return model
 
 
 def _distinct(module: fx.GraphModule) -> fx.GraphModule:
-    """Return the module after letting no two of its results be the same value to the converter, which fails if
-    they are: it leaves out copies, and dropout, which does nothing here."""
+    """Return the module, changed so that no two results are one value to the converter, which fails on them: it leaves
+    out copies, and dropout, which does nothing here."""
     (end,) = module.graph.find_nodes(op="output")
-    seen, results = set(), []
+    sources, results = set(), []
     for node in end.args[0]:
         source = node
         while getattr(source.target, "overloadpacket", None) in _SAME:
             source = source.args[0]
-        if source in seen:
+        if source in sources:
             with module.graph.inserting_before(end):
                 longer = module.graph.call_function(_aten.unsqueeze.default, (node, 0))
                 node = module.graph.call_function(_aten.squeeze.dim, (longer, 0))
-        seen.add(source)
+        sources.add(source)
         results.append(node)
     end.args = (tuple(results),)
     module.recompile()

@@ -6,13 +6,13 @@ and is exported with axes of any length.
 
 from __future__ import annotations
 
+import ast
 import copy
 import operator
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-import sympy
 import torch
 from torch import fx, nn
 
@@ -37,10 +37,28 @@ def shortest(sizes: Iterable[float]) -> int:
     return min((size for size in sizes if isinstance(size, int)), default=LEAST)
 
 
-_FUNCTIONS = {
-    "FloorDiv": operator.floordiv, "CleanDiv": operator.floordiv, "IntTrueDiv": operator.truediv,
-    "Mod": operator.mod, "PythonMod": operator.mod,
+_FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "IntTrueDiv": operator.truediv, "Mod": operator.mod, "PythonMod": operator.mod,
+    "Eq": operator.eq, "Ne": operator.ne,
 }  # fmt: skip
+_PLAIN = (
+    ast.Expression, ast.BinOp, ast.UnaryOp, ast.Compare, ast.Name, ast.Constant, ast.Load, ast.operator, ast.unaryop,
+    ast.cmpop,
+)  # fmt: skip
+
+
+def value_of(expression: str, names: Mapping[str, Any]) -> Any:
+    """Return the value of the text of an expression in sizes. Raises ValueError if it is no plain arithmetic or has
+    unknown names."""
+    tree = ast.parse(expression, mode="eval")
+    for node in ast.walk(tree):
+        call = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS
+        if not (call or isinstance(node, _PLAIN)):
+            raise ValueError(f"{expression} is no plain arithmetic")
+    try:
+        return eval(compile(tree, expression, "eval"), {"__builtins__": {}}, {**_FUNCTIONS, **names})
+    except NameError as error:
+        raise ValueError(f"{expression}: {error}") from None
 
 
 def module_of(
@@ -49,7 +67,7 @@ def module_of(
     graph: Graph,
     device: torch.device,
     state: Mapping[str, Any],
-    symbols: Sequence[sympy.Expr] = (),
+    symbols: Sequence[str] = (),
 ) -> tuple[fx.GraphModule, tuple[int, ...]]:
     """Return the module of a piece, and the positions in `piece.reads` of its arguments.
 
@@ -85,7 +103,7 @@ def module_of(
             return [argument(part) for part in item]
         if isinstance(item, OpenSize):
             # The code that fx generates for a module cannot name an `OpenSize`.
-            return sizes.node(item) if symbols else int(item)
+            return sizes.node(symbols[item.place]) if symbols else int(item)
         return item
 
     for name in piece.tasks:
@@ -106,10 +124,10 @@ def module_of(
     return module.eval(), tuple(takes)
 
 
-def _axes_of(value: Value, symbols: Sequence[sympy.Expr]) -> dict[int, str]:
+def _axes_of(value: Value, symbols: Sequence[str]) -> dict[int, str]:
     """Return the axes of a value whose length depends on the sizes of a call. `symbols`: expressions by place."""
     return {
-        axis: f"{symbols[size.place]}, {size.share}"
+        axis: str(symbols[size.place])
         for axis, size in enumerate(value.open[:-1])
         if isinstance(size, OpenSize)
     }
@@ -118,26 +136,19 @@ def _axes_of(value: Value, symbols: Sequence[sympy.Expr]) -> dict[int, str]:
 class _Sizes:
     """The nodes of a graph that compute sizes of a call from its inputs."""
 
-    def __init__(self, graph: fx.Graph, symbols: Sequence[sympy.Expr]) -> None:
+    def __init__(self, graph: fx.Graph, symbols: Sequence[str]) -> None:
         self._graph, self._symbols = graph, symbols
-        self._sources: dict[sympy.Expr, tuple[fx.Node, int]] = {}
-        self._nodes: dict[sympy.Expr, fx.Node] = {}
+        self._sources: dict[str, tuple[fx.Node, int]] = {}
+        self._nodes: dict[str, fx.Node] = {}
 
     def note(self, node: fx.Node, value: Value) -> None:
-        """Note the sizes that an input of the graph tells."""
+        """Note the sizes that are lengths of an input of the graph."""
         for axis, size in enumerate(value.open[:-1]):
-            if isinstance(size, OpenSize) and size.share == (1, 1):
+            if isinstance(size, OpenSize):
                 self._sources.setdefault(self._symbols[size.place], (node, axis))
 
-    def node(self, size: OpenSize) -> fx.Node:
+    def node(self, expression: str) -> fx.Node:
         """Return the node that computes a size. Raises ValueError if the inputs do not determine it."""
-        node, (rows, batch) = self._node(self._symbols[size.place]), size.share
-        for function, number in ((operator.floordiv, batch), (operator.mul, rows)):
-            if number != 1:
-                node = self._graph.call_function(function, (node, number))
-        return node
-
-    def _node(self, expression: sympy.Expr) -> fx.Node:
         if expression not in self._nodes:
             if expression in self._sources:
                 node = self._graph.call_function(torch.ops.aten.sym_size.int, self._sources[expression])
@@ -146,14 +157,13 @@ class _Sizes:
             self._nodes[expression] = node
         return self._nodes[expression]
 
-    def _computed(self, expression: sympy.Expr) -> fx.Node:
-        free = sorted(expression.free_symbols, key=str)
-        if expression in free or {each.func.__name__ for each in expression.atoms(sympy.Function)} - {
+    def _computed(self, expression: str) -> fx.Node:
+        names = {node.id for node in ast.walk(ast.parse(expression)) if isinstance(node, ast.Name)} - {
             *_FUNCTIONS
-        }:
+        }
+        if expression in names:
             raise ValueError(f"the size {expression} is no function of the shapes of its inputs")
-        function = sympy.lambdify(free, expression, [_FUNCTIONS])
-        result: fx.Proxy = function(*(fx.Proxy(self._node(each)) for each in free))
+        result: fx.Proxy = value_of(expression, {name: fx.Proxy(self.node(name)) for name in names})
         return result.node
 
 
@@ -168,7 +178,7 @@ def exported(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> torch.ex
     """Export a piece; with axes of any length, `module.meta["bounds"]` are the `Bounds` for which that holds. Raises
     ValueError if the export holds for one set of sizes only, and the errors of `torch.export`."""
     axes: Axes = module.meta.get("axes", ())
-    shapes = tuple(dict.fromkeys(own, torch.export.Dim.DYNAMIC) or None for own in axes) or None
+    shapes = tuple(dict.fromkeys(each, torch.export.Dim.DYNAMIC) or None for each in axes) or None
     program = torch.export.export(module, tuple(inputs), dynamic_shapes=shapes)
     if axes:
         module.meta["bounds"] = bounds_of(program, axes)
@@ -181,18 +191,18 @@ def bounds_of(program: torch.export.ExportedProgram, axes: Axes) -> Bounds:
     ours: dict[str, str] = {}
     bounds: Bounds = {}
     nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
-    for name, own in zip(program.graph_signature.user_inputs, axes):
-        for axis, expression in own.items():
+    for name, varying in zip(program.graph_signature.user_inputs, axes):
+        for axis, expression in varying.items():
             length = nodes[str(name)].meta["val"].shape[axis]
             if not isinstance(length, torch.SymInt):
                 raise ValueError(f"its kernel would hold for the length {length} alone")
             if ours.setdefault(str(length), expression) != expression:
                 raise ValueError(f"its kernel would hold where {expression} is {ours[str(length)]} alone")
-            held = program.range_constraints.get(length.node.expr)
-            if held is not None:
-                most = int(held.upper) if isinstance(held.upper, sympy.Integer) else sys.maxsize
-                known = bounds.get(expression, (LEAST, sys.maxsize))
-                bounds[expression] = max(known[0], int(held.lower)), min(known[1], most)
+            limits = program.range_constraints.get(length.node.expr)
+            if limits is not None:
+                most = int(limits.upper) if limits.upper.is_Integer else sys.maxsize
+                before = bounds.get(expression, (LEAST, sys.maxsize))
+                bounds[expression] = max(before[0], int(limits.lower)), min(before[1], most)
     return bounds
 
 
@@ -201,13 +211,13 @@ def fits(
 ) -> bool:
     """Return True if a kernel for inputs of the shapes `examples` holds for inputs of these shapes."""
     lengths: dict[str, int] = {}
-    for shape, example, own in zip(shapes, examples, axes):
+    for shape, example, varying in zip(shapes, examples, axes):
         for axis, (length, size) in enumerate(zip(shape, example)):
-            if axis not in own:
+            if axis not in varying:
                 if length != size:
                     return False
                 continue
-            least, most = bounds.get(own[axis], (LEAST, sys.maxsize))
-            if not least <= length <= most or lengths.setdefault(own[axis], length) != length:
+            least, most = bounds.get(varying[axis], (LEAST, sys.maxsize))
+            if not least <= length <= most or lengths.setdefault(varying[axis], length) != length:
                 return False
     return True

@@ -11,14 +11,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ...costs.calibrate import pins_memory
 from ...ir.program import Copy, Lane, Program
-from ..gates import Gates
 from ..record import CallRecord, LaneRecorder
 from .host import HostLane
 
@@ -72,18 +71,9 @@ class AcceleratorLane(HostLane):
         if host_ends or host_starts:
             self.last += ("stream.synchronize()",)
 
-    def wait(self, event: str, gates: Gates, signals: Mapping[str, Any]) -> list[str]:
-        """Return lines of a Wait: the thread waits for the gate, then the stream for the event."""
-        lines = [gates.wait(event)]
-        if event in signals:
-            self.names[f"e{gates.number[event]}"] = signals[event]
-            lines.append(f"wait_event(e{gates.number[event]})")
-        return lines
-
-    def record(self, event: str, gates: Gates, signals: Mapping[str, Any]) -> list[str]:
-        """Return lines of a Record: the stream records the event, then the gate opens."""
-        self.names[f"e{gates.number[event]}"] = signals[event]
-        return [f"record_event(e{gates.number[event]})", *gates.record(event)]
+    def wait(self, event: str, signal: str) -> list[str]:  # noqa: ARG002
+        """Return lines that make the stream wait for the torch event `signal`."""
+        return [f"wait_event({signal})"]
 
     def copy(self, step: Copy, source: str) -> str:
         """Return the expression of a copy, through pinned memory if one end is the host."""
@@ -137,8 +127,8 @@ class _StreamRecorder(LaneRecorder):
 
 
 def arrivals(devices: tuple[torch.device, ...]) -> list[torch.Event]:
-    """Record an event on the caller's current stream of each device; the event happens once its earlier work
-    is done."""
+    """Return an event on the caller's current stream of each device, which happens once the stream's earlier work is
+    done."""
     return [torch.accelerator.current_stream(device).record_event() for device in devices]
 
 
@@ -164,9 +154,7 @@ def to_host(value: Any) -> Any:
     value = value.resolve_conj().resolve_neg()
     if value.layout is not torch.strided or value.nbytes > PINNED_LIMIT or not pins_memory():
         return value.to("cpu")
-    made = torch.empty_like(value, device="cpu", pin_memory=True)
-    made.copy_(value, non_blocking=True)
-    return made
+    return torch.empty_like(value, device="cpu", pin_memory=True).copy_(value, non_blocking=True)
 
 
 def to_device(value: Any, device: torch.device) -> Any:
@@ -185,8 +173,8 @@ def to_device(value: Any, device: torch.device) -> Any:
 
 def _in_chunks(value: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Copy a contiguous tensor of the CPU to `device` through pinned memory, chunk by chunk, in stream order."""
-    made = torch.empty_like(value, device=device)
-    chunks = (whole.view(-1).view(torch.uint8).split(CHUNK) for whole in (value, made))
+    copy = torch.empty_like(value, device=device)
+    chunks = (whole.view(-1).view(torch.uint8).split(CHUNK) for whole in (value, copy))
     for source, target in zip(*chunks, strict=True):
         target.copy_(torch.empty_like(source, pin_memory=True).copy_(source), non_blocking=True)
-    return made
+    return copy

@@ -122,7 +122,7 @@ def task_seconds(plan: Plan) -> dict[str, float]:
     The planner prices clusters; a cluster's seconds are divided among its tasks in proportion to their own.
     """
     costed = plan.costed
-    found: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     for cluster in costed.clusters:
         place = costed.index[plan.place[cluster.name].device]
         whole = (cluster.seconds[place] or 0.0) * costed.machine.slow_down
@@ -130,5 +130,5 @@ def task_seconds(plan: Plan) -> dict[str, float]:
         total = sum(shares)
         for position, (task, share) in enumerate(zip(cluster.tasks, shares)):
             alone = whole if position == len(cluster.tasks) - 1 else 0.0
-            found[task] = whole * share / total if total > 0 else alone
-    return found
+            seconds[task] = whole * share / total if total > 0 else alone
+    return seconds

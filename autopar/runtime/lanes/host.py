@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ...ir.program import Copy, Free, Lane, Program, Wait
-from ..gates import Gates
 from ..record import CallRecord, LaneRecorder
 
 
@@ -32,17 +31,9 @@ class HostLane:
         end = itertools.takewhile(lambda step: isinstance(step, Wait | Free), reversed(lane.steps))
         self._frees = frozenset(step.event for step in end if isinstance(step, Wait))
 
-    def wait(self, event: str, gates: Gates, signals: Mapping[str, Any]) -> list[str]:
-        """Return lines of a Wait; `signals` are the torch events recorded by accelerators."""
-        lines = [gates.wait(event)]
-        if event in signals and event not in self._frees:
-            self.names[f"e{gates.number[event]}"] = signals[event]
-            lines.append(f"e{gates.number[event]}.synchronize()")
-        return lines
-
-    def record(self, event: str, gates: Gates, signals: Mapping[str, Any]) -> list[str]:  # noqa: ARG002
-        """Return lines of a Record; only streams have `signals`."""
-        return gates.record(event)
+    def wait(self, event: str, signal: str) -> list[str]:
+        """Return lines that follow the gate of an event which a stream records; `signal`: name of the torch event."""
+        return [] if event in self._frees else [f"{signal}.synchronize()"]
 
     def copy(self, step: Copy, source: str) -> str:
         """Return the expression of a copy."""
@@ -53,7 +44,7 @@ class HostLane:
         return f"move({source}, to_{target.type})"
 
     def call(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function that computes a task whose operator is `function`."""
+        """Return the function that computes a task whose operator is `function`; lanes of other kinds replace it."""
         return function
 
     def enter(self, stack: contextlib.ExitStack) -> None:
@@ -67,16 +58,16 @@ class HostLane:
         return LaneRecorder(self.lane, recording)
 
 
-def apart(made: Any, *others: Any) -> Any:
-    """Return a task's result, cloned if it shares memory with one of the other values without saying so in the
-    graph."""
-    if isinstance(made, torch.Tensor) and made.layout is torch.strided and made.numel():
-        memory = made.untyped_storage().data_ptr()
+def clone_aliased(output: Any, *others: Any) -> Any:
+    """Return a task's output, cloned if it shares memory with one of the other values although the graph does not say
+    so."""
+    if isinstance(output, torch.Tensor) and output.layout is torch.strided and output.numel():
+        memory = output.untyped_storage().data_ptr()
         for other in others:
             strided = isinstance(other, torch.Tensor) and other.layout is torch.strided
             if strided and other.untyped_storage().data_ptr() == memory:
-                return made.clone()
-    return made
+                return output.clone()
+    return output
 
 
 def clone(value: Any) -> Any:

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 from numpy import broadcast_shapes
 
 from ...ir.graph import DEFAULT, SUMMED, Argument, Const, Cut, Graph, Ref, Task, Value
-from ...ir.open_size import count, extents
 from .builder import HALF, Steps, typed, wide
 from .moments import batch_norm, batch_norm_backward, mean, per_part, single_valued, variance
 
@@ -42,7 +41,7 @@ def native_dropout(steps: Steps) -> bool:
     output, mask = steps.task.outputs
     shape, dtype = steps.shape(name), steps.dtype(name)
     unit = f"{steps.task.name}#unit"
-    steps.value(unit, shape, dtype, open=steps.values[name].open, label="unit")
+    steps.value(unit, shape, dtype, label="unit")
     ones = _ones(steps, name)
     steps.append(
         steps.task.name, steps.task.target, (Ref(ones), probability, True), (unit, mask), unpack=True
@@ -68,9 +67,9 @@ def noise(steps: Steps) -> bool:
     shape, dtype = steps.shape(output), steps.dtype(output)
     kwargs = {"dtype": typed(dtype), "device": Const("device")}
     # Keep the memory layout, since numbers are drawn in memory order.
-    order, sizes = steps.values[output].order, extents(steps.values[output])
+    order = steps.values[output].order
     target = "aten.empty_permuted.default" if order else "aten.empty.memory_format"
-    steps.put("", target, (sizes, order) if order else (sizes,), shape, dtype, kwargs=kwargs, make=output)
+    steps.put("", target, (shape, order) if order else (shape,), shape, dtype, kwargs=kwargs, make=output)
     return True
 
 
@@ -80,15 +79,12 @@ def _ones(steps: Steps, name: str) -> str:
     shape, dtype = value.shape, value.dtype
     order = value.order or tuple(range(len(shape)))
     kwargs = {"dtype": typed(dtype), "device": Const("device")}
-    flat, given = (tuple(item[axis] for axis in order) for item in (shape, extents(value)))
-    sizes = (*given, value.open[-1]) if value.open else ()
-    ones = steps.put("ones", "aten.ones.default", (given,), flat, dtype, kwargs=kwargs, open=sizes)
+    flat = tuple(shape[axis] for axis in order)
+    ones = steps.put("ones", "aten.ones.default", (flat,), flat, dtype, kwargs=kwargs)
     if order == tuple(range(len(shape))):
         return ones
     back = tuple(sorted(range(len(order)), key=order.__getitem__))
-    return steps.put(
-        "turned", "aten.permute.default", (Ref(ones), back), shape, dtype, view=ones, open=value.open
-    )
+    return steps.put("turned", "aten.permute.default", (Ref(ones), back), shape, dtype, view=ones)
 
 
 def loss(steps: Steps) -> bool:
@@ -103,12 +99,10 @@ def loss(steps: Steps) -> bool:
     args, kwargs = _with(steps, order, _NONE if each else _SUM)
     cuts = steps.rows(inputs, shape, None if each else SUMMED)
     step, form = ("elements", shape) if each else ("sum", ())
-    sizes = steps.opened(inputs, shape) if each else ()
-    total = steps.put(step, steps.task.target, args, form, dtype, kwargs=kwargs, cuts=cuts, open=sizes)
+    total = steps.put(step, steps.task.target, args, form, dtype, kwargs=kwargs, cuts=cuts)
     if each:
         total = steps.total(total, range(len(shape)), "sum")
-    elements = _elements(steps, inputs, shape)
-    steps.computed_in("", "aten.div.Scalar", (Ref(total), elements), steps.dtype(total), output)
+    steps.computed_in("", "aten.div.Scalar", (Ref(total), math.prod(shape)), steps.dtype(total), output)
     return True
 
 
@@ -125,8 +119,8 @@ def backward(steps: Steps) -> bool:
     (output,) = steps.task.outputs
     args, kwargs = _with(steps, order, _SUM)
     dtype = steps.dtype(arguments["grad_output"])
-    elements = _elements(steps, tensors, shape)
-    share = steps.pointwise("share", "aten.div.Scalar", (Ref(arguments["grad_output"]), elements), dtype)
+    division = Ref(arguments["grad_output"]), math.prod(shape)
+    share = steps.pointwise("share", "aten.div.Scalar", division, dtype)
     names = (share, *tensors)
     steps.put(
         "", steps.task.target, (Ref(share), *args[1:]), steps.shape(output), steps.dtype(output),
@@ -158,7 +152,7 @@ def nll_forward(steps: Steps) -> bool:
     last = arguments["reduction"] == _SUM and not each
     part = output if last else steps.named(step)
     unread = f"{steps.task.name}#unread"
-    steps.value(part, rows if each else (), dtype, open=steps.values[target].open if each else ())
+    steps.value(part, rows if each else (), dtype)
     steps.value(unread, (), dtype, label="unread")
     name = steps.task.name if last else part
     cuts = []
@@ -178,12 +172,6 @@ def nll_forward(steps: Steps) -> bool:
     return True
 
 
-def _elements(steps: Steps, names: Sequence[str], shape: tuple[int, ...]) -> int:
-    """Return, as an argument, the number of elements of the `shape` to which the named values broadcast."""
-    full = next((name for name in names if steps.shape(name) == shape), "")
-    return count(steps.values[full]) if full else math.prod(shape)
-
-
 def _weight(steps: Steps, arguments: dict[str, str], dtype: str, make: str = "") -> str:
     """Append the weight of all targets but ignored ones, by number or class weight; return its name."""
     target, weight, ignored = arguments["target"], arguments["weight"], int(arguments["ignore_index"])
@@ -193,12 +181,10 @@ def _weight(steps: Steps, arguments: dict[str, str], dtype: str, make: str = "")
         counted = steps.pointwise("counted", "aten.ne.Scalar", args, "bool", whole=True)
     else:
         out = steps.pointwise("ignored", "aten.eq.Scalar", (Ref(target), ignored), "bool", whole=True)
-        # `results.form` would take an integer for a number of elements.
         args = (Ref(target), Ref(out), 0.0)
         safe = steps.pointwise("safe", "aten.masked_fill.Scalar", args, steps.dtype(target), whole=True)
         shape, kind = steps.shape(target), steps.dtype(weight)
-        args, sizes = (Ref(weight), Ref(safe)), steps.values[target].open
-        each = steps.put("weights", "aten.take.default", args, shape, kind, open=sizes)
+        each = steps.put("weights", "aten.take.default", (Ref(weight), Ref(safe)), shape, kind)
         args = (Ref(each), Ref(out), 0.0)
         counted = steps.pointwise("counted", "aten.masked_fill.Scalar", args, kind, whole=True)
     return steps.put("total", "aten.sum.default", (Ref(counted),), (), dtype, kwargs=kwargs, make=make)

@@ -42,7 +42,7 @@ class Steps:
         arguments.update(self.task.kwargs)
         return {key: item.value if isinstance(item, Ref) else item for key, item in arguments.items()}
 
-    def put(  # noqa: PLR0913 - what a task and its output have
+    def put(
         self,
         step: str,
         target: str,
@@ -54,11 +54,10 @@ class Steps:
         cuts: Iterable[Cut] = (),
         make: str = "",
         view: str = "",
-        open: tuple[int, ...] = (),
     ) -> str:
         """Append a task with one output, named after the step unless `make` names it; return the output's name.
 
-        `view`: the value whose memory the output shares. `open`: its `Value.open`.
+        `view`: the value whose memory the output shares.
         """
         task = self.named(step)
         output = make or task
@@ -67,7 +66,6 @@ class Steps:
             shape,
             dtype,
             view,
-            open,
             label="" if make else step.rpartition("_")[2] if "." in step else step,
         )
         self.append(task, target, args, (output,), kwargs=kwargs, cuts=cuts, free=bool(view))
@@ -111,29 +109,13 @@ class Steps:
         shape: tuple[int, ...],
         dtype: str,
         view: str = "",
-        open: tuple[int, ...] = (),
         label: str = "",
     ) -> None:
-        """Add a value, or update an existing one. `open`, `label`: those of the value."""
+        """Add a value, or update an existing one. `label`: that of the value."""
         storage, known = self.values[view].storage if view else name, self.values.get(name)
-        order: tuple[int, ...] = ()
-        if known is not None and known.shape == shape:
-            order, open = known.order, known.open
+        order = known.order if known is not None and known.shape == shape else ()
         nbytes = math.prod(shape) * _BYTES[dtype]
-        self.values[name] = Value(
-            name, shape, dtype, nbytes, storage, order=order, label=label, open=open if shape else (1,)
-        )
-
-    def opened(self, names: Iterable[str], shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return `Value.open` of the `shape` to which the named values broadcast; empty if it is not known."""
-        found = [1] * len(shape)
-        for name in names:
-            *sizes, _ = self.values[name].open or (0,)
-            if len(sizes) != len(self.shape(name)):
-                return ()
-            for axis, size in enumerate(sizes, len(shape) - len(sizes)):
-                found[axis] = size if size != 1 else found[axis]
-        return *found, math.prod(found)
+        self.values[name] = Value(name, shape, dtype, nbytes, storage, order=order, label=label)
 
     def cast(self, name: str, dtype: str, step: str, make: str = "") -> str:
         """Return the value in this dtype; the value itself if it has this dtype and needs no other name."""
@@ -158,8 +140,8 @@ class Steps:
         output."""
         names = [argument.value for argument in args if isinstance(argument, Ref)]
         shape = broadcast_shapes(*map(self.shape, names))
-        cuts, sizes = () if whole else self.rows(names, shape), self.opened(names, shape)
-        return self.put(step, target, args, shape, dtype, kwargs=kwargs, cuts=cuts, make=make, open=sizes)
+        cuts = () if whole else self.rows(names, shape)
+        return self.put(step, target, args, shape, dtype, kwargs=kwargs, cuts=cuts, make=make)
 
     def rows(self, names: Sequence[str], shape: tuple[int, ...], outputs: int | None = None) -> list[Cut]:
         """Return a cut along each axis of values that broadcast to `shape`; `outputs` is SUMMED if they are summed."""
@@ -182,12 +164,8 @@ class Steps:
             if size > 1
         ]
         kwargs = {} if dtype == self.dtype(name) else {"dtype": typed(dtype)}
-        args, known = (Ref(name), tuple(axes), keep), self.values[name].open
-        sizes = tuple(1 if axis in axes else known[axis] for axis in rest) if known else ()
-        return self.put(
-            step, "aten.sum.dim_IntList", args, shape_out, dtype, kwargs=kwargs, cuts=cuts,
-            open=(*sizes, math.prod(sizes)) if known else (),
-        )  # fmt: skip
+        args = (Ref(name), tuple(axes), keep)
+        return self.put(step, "aten.sum.dim_IntList", args, shape_out, dtype, kwargs=kwargs, cuts=cuts)
 
     def computed_in(
         self, step: str, target: str, args: tuple[Argument, ...], dtype: str, make: str, like: str = ""

@@ -12,7 +12,6 @@ import math
 from typing import Any
 
 from ...ir.graph import OWN, SUMMED, Argument, Cut, Graph, Ref, Task, Value
-from ...ir.open_size import count
 from .builder import Steps, axes_of, holds_batch, wide
 
 _STATS = "input weight bias running_mean running_var training momentum eps"
@@ -32,7 +31,8 @@ def mean(steps: Steps) -> bool:
         return False
     dtype = wide(steps.dtype(output))
     total = steps.total(name, axes, "sum", keep=bool(arguments["keepdim"]), dtype=dtype)
-    steps.computed_in("", "aten.div.Scalar", (Ref(total), count(steps.values[name], axes)), dtype, output)
+    elements = math.prod(shape[axis] for axis in axes)
+    steps.computed_in("", "aten.div.Scalar", (Ref(total), elements), dtype, output)
     return True
 
 

@@ -27,7 +27,6 @@ WAIT_FILL = "#FFF6EF"
 
 STYLES: dict[str, dict[str, str]] = {
     "badge": {"fill": WAIT_FILL, "stroke": "#F0B58F", "stroke-width": "1.2"},
-    "band": {"fill": QUIET, "stroke": "#FFFFFF", "stroke-width": "0.5"},
     "bracket": {"fill": "none", "stroke": BRACKET, "stroke-width": "1.2"},
     "bus": {"fill": "none", "stroke-width": "3.4", "stroke-dasharray": "0.1 6.5"},
     "cap": {"stroke": INK, "stroke-width": "1.4", "stroke-dasharray": "5 3"},
@@ -35,11 +34,10 @@ STYLES: dict[str, dict[str, str]] = {
     "edge": {"stroke": "#FFFFFF", "stroke-width": "4.5", "stroke-opacity": "0.8"},
     "end": {"stroke": INK, "stroke-width": "1.6"},
     "grid": {"stroke": GRID, "stroke-width": "1"},
-    "idle": {"stroke": "#C5CBD5", "stroke-width": "1.2", "stroke-dasharray": "1.5 4"},
+    "idle": {"stroke": BRACKET, "stroke-width": "1.2", "stroke-dasharray": "1.5 4"},
     "lane": {"fill": LANE},
     "planned": {"fill": "none", "stroke": INK, "stroke-dasharray": "3 3", "stroke-opacity": "0.6"},
     "ring": {"fill": "#FFFFFF", "stroke": QUIET, "stroke-width": "1.6"},
-    "transfer": {"stroke": QUIET, "stroke-width": "1.6"},
     "wait": {"stroke": WAIT, "stroke-width": "2.4", "stroke-dasharray": "0.1 4.6", "stroke-linecap": "round"},
     "wait box": {"rx": "2", "fill": WAIT_FILL, "stroke": WAIT, "stroke-dasharray": "2.5 2"},
 }
@@ -47,7 +45,7 @@ STYLES: dict[str, dict[str, str]] = {
 
 DARK = {
     INK: "#E8EBF0", PAPER: "#14181F", QUIET: "#A3ADBB", BRACKET: "#77818F", GRID: "#2A313C", LANE: "#1B2029",
-    WAIT: "#FF9A5C", WAIT_FILL: "#38230F", "#C5CBD5": "#4A5361", "#F0B58F": "#8A4A1C", "#8792A3": "#6D7889",
+    WAIT: "#FF9A5C", WAIT_FILL: "#38230F", "#F0B58F": "#8A4A1C", "#8792A3": "#6D7889",
     "#FDF1D8": "#3A2D10", "#FAE3B0": "#5A4312", "#8A5A00": "#F2B83F",
     "#E3F0F8": "#0F2C40", "#C3DEF0": "#124465", "#005483": "#5FB4E8",
     "#E0F3EC": "#0E3327", "#BCE3D5": "#11503C", "#005A42": "#4CC9A0",
@@ -64,6 +62,7 @@ _WIDTHS: dict[str, dict[str, int]] = json.loads(
 _OTHER = 1000
 _PART = re.compile(r"(, part \d+| #\d+)$")
 _VERB = re.compile(r"^(update|sum) ")
+_WORD = re.compile(r"\b([A-Za-z]{3})[A-Za-z_]{2,}(?=\d)")
 _PHASE = re.compile(r" (forward|backward)$")
 # A match starts at the beginning of a word. Otherwise it would read a long name again from each letter.
 _PATH = re.compile(r"(?<!\w)(…\w+|(?=\w*[A-Za-z_])\w+)(\.\w+)+")
@@ -130,7 +129,7 @@ def fit(text: str, room: float, size: float, bold: bool = False) -> str:
 
     def cut(keep: int) -> str:
         tail = keep // 2
-        return f"{text[: keep - tail]}…{text[len(text) - tail :]}"
+        return f"{text[: keep - tail].rstrip('… .')}…{text[len(text) - tail :].lstrip('… .')}"
 
     keep = bisect_right(range(1, len(text)), room, key=lambda count: width(cut(count), size, bold))
     return cut(keep) if keep >= 3 else ""
@@ -146,7 +145,7 @@ class Names:
 
     def fit(self, text: str, room: float, size: float, bold: bool = False, *, cut: bool = True) -> str:
         """Shorten `text` to `room` pixels by omitting redundant words: part of the batch, phase, modules that it shares
-        with other names; with `cut`, by cutting its middle at last. Empty if it does not fit."""
+        with other names, letters before a number; with `cut`, by cutting its middle at last. Empty if nothing fits."""
         short = text
         for short in self._shorter(text):
             if width(short, size, bold) <= room:
@@ -157,7 +156,7 @@ class Names:
         yield text
         text = _PART.sub("", text)
         yield text
-        text = _PHASE.sub("", text)
+        text = _PHASE.sub("", text).removesuffix(" output")
         yield text
         forms = {path[0]: self._forms(path[0]) for path in _PATH.finditer(text)}
         for step in range(max(map(len, forms.values()), default=0)):
@@ -166,6 +165,8 @@ class Names:
             yield short
         text = short if forms else text
         text = _VERB.sub("", text)
+        yield text
+        text = _WORD.sub(r"\1", text)
         yield text
         if " … " in text:
             yield f"{text.partition(' … ')[0]} …"
@@ -190,8 +191,11 @@ class Names:
                 if rest and all(rest & each for each in differs):
                     shown = rest
                     self._short[path].append(_elided(parts, shown))
-            shortest = self._short[path][-1].lstrip("…")
-            self._short[path] += [shortest] * shortest.isdecimal()
+            number = self._short[path][-1].lstrip("…")
+            if number.isdecimal() and len(parts) > 1:
+                word = parts[min(shown) - 1]
+                longer = [form for form in self._short[path][:-1] if form != f"…{word}.{number}"]
+                self._short[path] = [*longer, f"{word} {number}", number]
         return self._short[path]
 
 

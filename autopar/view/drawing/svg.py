@@ -131,15 +131,17 @@ class Svg:
         yield
         self.parts.append("</g>")
 
-    def arrow(self, start: Point, end: Point, color: str, size: float) -> None:
-        """Add the head of an arrow along `start` → `end`, with its tip at `end`."""
+    def arrow(self, start: Point, end: Point, color: str, wide: float) -> None:
+        """Add an arrow with a line `wide` pixels wide and its tip at `end`."""
         dx, dy = end[0] - start[0], end[1] - start[1]
         length = (dx * dx + dy * dy) ** 0.5
         if not length:
             return
-        ux, uy = dx / length, dy / length
+        size = 6 + 2 * wide
+        half, ux, uy = size * 0.38, dx / length, dy / length
         bx, by = end[0] - ux * size, end[1] - uy * size
-        half = size * 0.38
+        if length > size:
+            self.line(start, (bx, by), stroke=color, stroke_width=wide, stroke_linecap="butt")
         corners = [(bx - uy * half, by + ux * half), end, (bx + uy * half, by - ux * half)]
         self.path(trace(corners) + "Z", fill=color)
 
@@ -223,7 +225,7 @@ def heading(
         beside = room - wide - 24
     svg.text(MARGIN, 46, design.fit(title, beside, 24, True), 24, bold=True)
     svg.text(MARGIN, 68, design.fit(under, room, 13), 13, QUIET)
-    places = list(_flow([_width(*figure) for figure in figures], 20.0, room, 26.0))
+    places = _flow([_width(*figure) for figure in figures], 20.0, room, 26.0)
     bottom = 150.0 + 64 * max((row for _, row in places), default=0)
     svg.rect(MARGIN, 86, room, bottom - 86, "lane", rx=6)
     for (quantity, caption), (x, row) in zip(figures, places):
@@ -243,14 +245,21 @@ def _width(quantity: str, caption: str) -> float:
     return max(design.width(number, 24, True) + 5 + design.width(unit, 14), design.width(caption, 12))
 
 
-def _flow(widths: Sequence[float], left: float, right: float, gap: float) -> Iterator[tuple[float, int]]:
-    """Yield position and row of items side by side; one that would exceed `right` starts another row."""
-    x, row = left, 0
-    for wide in widths:
-        if x > left and x + wide > right:
-            x, row = left, row + 1
-        yield x, row
-        x += wide + gap
+def _flow(widths: Sequence[float], left: float, right: float, gap: float) -> list[tuple[float, int]]:
+    """Return position and row of items side by side, in the fewest rows up to `right`, which are about equally long."""
+
+    def rows(limit: float) -> list[tuple[float, int]]:
+        x, row, places = left, 0, []
+        for wide in widths:
+            if x > left and x + wide > limit:
+                x, row = left, row + 1
+            places.append((x, row))
+            x += wide + gap
+        return places
+
+    last = rows(right)[-1][1]
+    tries = (rows(right * share / 20) for share in range(8, 21))
+    return next(places for places in tries if places[-1][1] == last)
 
 
 def phases(svg: Svg, shade: Shade) -> list[Sample]:

@@ -43,21 +43,11 @@ _TEMPLATES = Environment(
 _TEMPLATES.filters |= {"seconds": seconds, "bytes": size, "percent": percent}
 
 
-def placed_page(plan: Plan, timeline: Timeline | None = None) -> str:
+def placed_page(plan: Plan) -> str:
     """Return the placed graph as one HTML file: the picture, panels, and facts of boxes and arrows on hover, focus and
     touch."""
     layouts = [lay_out(plan, width) for width in WIDTHS]
     layout = layouts[0]
-    ran: dict[str, float] = {}
-    for span in timeline.spans if timeline else ():
-        if span.kind == "compute" and not span.cluster:
-            ran[span.name] = ran.get(span.name, 0.0) + span.seconds
-    stretch = plan.costed.machine.stretch
-    clock = "" if stretch == 1 else f" (clock × {stretch:g})"
-
-    def took(clusters: Sequence[str]) -> str:
-        known = [ran[cluster] for cluster in clusters if cluster in ran]
-        return seconds(sum(known)) + clock if known else ""
 
     def sent(card: Card) -> str:
         outputs = {value for cluster in card.clusters for value in plan.costed.cluster[cluster].makes}
@@ -68,13 +58,11 @@ def placed_page(plan: Plan, timeline: Timeline | None = None) -> str:
     return _page(
         "placed.html",
         title=plan.costed.graph.name,
-        pictures=[placed_picture(each, timeline, width) for each, width in zip(layouts, WIDTHS)],
+        pictures=[placed_picture(each, width) for each, width in zip(layouts, WIDTHS)],
         layout=layout,
-        took=took,
         sent=sent,
         stacks=sorted(stacks, key=lambda pair: -pair[1].card.busy),
         busy=device_busy(plan.timeline()),
-        measured=device_busy(timeline) if timeline else {},
         candidates=best_of_each(plan),
         chosen=chosen(plan),
     )
@@ -99,20 +87,17 @@ def _page(template: str, **values: Any) -> str:
     return clean(_TEMPLATES.get_template(template).render(**values))
 
 
-def _dark() -> list[str]:
-    """Return the rules that give shapes their colours of the dark theme, by the system's choice or the page's."""
-    rules = [
-        f'[{name}="{light}"] {{ {name}: {dark} }}'
-        for light, dark in design.DARK.items()
-        for name in ("fill", "stroke")
-    ]
-    chosen = [f":root[data-theme=dark] svg {rule}" for rule in rules]
-    system = [f":root:not([data-theme=light]) svg {rule}" for rule in rules]
-    return [*chosen, "@media (prefers-color-scheme: dark) {", *system, "}"]
-
+_DARK = "\n".join(
+    f'[{name}="{light}"] {{ {name}: {dark} }}'
+    for light, dark in design.DARK.items()
+    for name in ("fill", "stroke")
+)
+"""Style rules that give shapes their colours of the dark theme."""
+_DARK_NOTEBOOK = ":is([data-jp-theme-light=false], .vscode-dark, .vscode-high-contrast, html[theme=dark])"
+"""Selector of a dark page of JupyterLab, Visual Studio Code or Colab."""
 
 _TEMPLATES.globals |= {
-    "dark": _dark(),
+    "dark": _DARK,
     "font": design.FAMILY,
     "choices": choices,
     "level_at": level_at,
@@ -142,4 +127,5 @@ def text_html(text: str) -> str:
 
 
 def _scrolled(picture: str) -> str:
-    return f'<div style="overflow: auto">{picture}</div>'
+    style = f"<style>{_DARK_NOTEBOOK} .autopar-picture {{ {_DARK} }}</style>"
+    return f'<div class="autopar-picture" style="overflow: auto">{style}{picture}</div>'

@@ -28,7 +28,7 @@
     ring?.remove();
     ring = null;
     if (!mark) return;
-    const line = mark.querySelector("line[marker]") ?? mark.querySelector(":scope > line:nth-of-type(2)");
+    const line = mark.querySelector("line");
     const { x, y, width, height } = mark.getBBox();
     ring = document.createElementNS("http://www.w3.org/2000/svg", mark.querySelector("rect") ? "rect" : "line");
     const at = mark.querySelector("rect")
@@ -39,7 +39,7 @@
   }
 
   function place(mark) {
-    const at = mark.getBoundingClientRect(), wide = Math.min(400, innerWidth - 16);
+    const at = mark.getBoundingClientRect(), wide = Math.min(32 * parseFloat(getComputedStyle(panel).fontSize), innerWidth - 16);
     panel.style.width = wide + "px";
     const room = innerWidth - at.right > wide + 24 ? at.right + 14 : at.left > wide + 24 ? at.left - wide - 14 : innerWidth - wide - 8;
     const high = Math.max(12, innerHeight - panel.offsetHeight - 12);
@@ -124,11 +124,16 @@
   const acts = {
     critical, in: () => zoom(1.4), out: () => zoom(1 / 1.4), fit: () => zoom(0),
     theme: () => (root.dataset.theme = getComputedStyle(root).colorScheme === "dark" ? "light" : "dark"),
-    copy: () => {
-      const text = panel.querySelector("div").innerText;
-      navigator.clipboard?.writeText(text).catch(() => {});
-      panel.querySelector("[data-act=copy]").textContent = "Copied";
-      setTimeout(() => (panel.querySelector("[data-act=copy]").textContent = "Copy"), 1200);
+    copy: async () => {
+      const button = panel.querySelector("[data-act=copy]"), text = panel.querySelector("div");
+      try {
+        await navigator.clipboard.writeText(text.innerText);
+        button.textContent = "Copied";
+      } catch { // A page on an insecure host has no clipboard, and a browser may refuse it.
+        getSelection().selectAllChildren(text);
+        button.textContent = "Selected: press Ctrl+C";
+      }
+      setTimeout(() => (button.textContent = "Copy"), 2000);
     },
     close: () => show(null),
   };

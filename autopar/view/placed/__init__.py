@@ -8,19 +8,18 @@ from typing import Any
 
 from ...ir.graph import SUM
 from ...ir.plan import Plan
-from ...ir.timeline import Timeline
 from ...system.text import counted, percent, seconds, size
 from ..drawing import design
-from ..drawing.design import INK, QUIET, fill_of, strips
+from ..drawing.design import INK, QUIET, WAIT, fill_of, strips
+from ..drawing.free_space import Label
 from ..drawing.svg import MARGIN, SAMPLE, WIDTH, Figure, Sample, Svg, heading, phases, ticks, trace
-from ..report.reasons import baseline, on_one_device
+from ..report.reasons import baseline, on_one_device, sections
 from ..report.statistics import device_busy, hidden
-from .labels import box_labels, brackets, free_labels
+from .labels import box_labels, free_labels
 from .layout import LEFT, Arrow, Box, Layout, lay_out
 
-_MOST_NAMED = 8
 _CALM = 60
-"""Number of transfers on the critical path above which the path is thinner, so that it remains a line."""
+"""Number of transfers on the critical path above which the path is thin, without its dots, so that lines remain."""
 NOTES = (
     "autopar · predicted: end of the plan · bound: no plan of this graph is shorter here · gap: how far above it",
     "busy: share of the predicted time a device computes · peak: most memory in use · "
@@ -28,24 +27,22 @@ NOTES = (
 )
 
 
-def placed_svg(
-    plan: Plan, timeline: Timeline | None = None, width: float = WIDTH, theme: str = "light"
-) -> str:
-    """Return the picture of a plan as SVG text; a measured `timeline` adds its figures. The groups of boxes
-    and arrows name the facts of a page by `data-facts`."""
-    return placed_picture(lay_out(plan, width), timeline, width).themed(theme)
+def placed_svg(plan: Plan, width: float = WIDTH, theme: str = "light") -> str:
+    """Return the picture of a plan as SVG text. The groups of boxes and arrows name the facts of a page by
+    `data-facts`."""
+    return placed_picture(lay_out(plan, width), width).themed(theme)
 
 
-def placed_picture(layout: Layout, timeline: Timeline | None, width: float = WIDTH) -> Svg:
+def placed_picture(layout: Layout, width: float) -> Svg:
     """Return the picture of a laid out plan as shapes."""
     plan = layout.plan
     graph, label = plan.costed.graph, plan.costed.machine.label
     svg = Svg(max(layout.right + MARGIN, width), 0, f"placed graph of {graph.name}")
-    figures, samples = _figures(layout, timeline), _samples(svg, layout)
+    figures, samples = _figures(plan), _samples(svg, layout)
     top = heading(svg, f"{graph.name}: placed graph", _under(plan), label, figures, samples)
     with svg.group(transform=f"translate(0 {top:.0f})"):
         _chart(svg, layout)
-    notes = [_left_out(layout), *NOTES] if layout.undrawn or layout.unnamed else NOTES
+    notes = [*filter(None, [_left_out(layout)]), *NOTES]
     svg.height = top + layout.bottom + 44 + 18 * len(notes)
     for index, note in enumerate(reversed(notes)):
         text = design.fit(note, svg.width - 2 * MARGIN, 12)
@@ -54,13 +51,13 @@ def placed_picture(layout: Layout, timeline: Timeline | None, width: float = WID
 
 
 def _left_out(layout: Layout) -> str:
-    parts = []
-    if layout.undrawn:
-        drawn = sum(len(arrow.transfers) for arrow in layout.arrows)
-        parts.append(f"{drawn:,} of {drawn + layout.undrawn:,} transfers drawn, those of the most bytes")
+    """Return a note on what the picture does not show; empty if it shows all."""
+    parts, drawn, moved = [], len(layout.arrows), len(layout.plan.transfers)
+    if drawn < moved:
+        parts.append(f"{drawn:,} of {moved:,} transfers drawn, those of the most bytes")
     if layout.unnamed:
         short = counted(len(layout.unnamed), "short cluster")
-        parts.append(f"{short} not named: point at them, or see the page (.html)")
+        parts.append(f"{short} without a name, listed beside the chart in a page (.html)")
     return " · ".join(parts)
 
 
@@ -73,14 +70,9 @@ def _under(plan: Plan) -> str:
     return f"{text}. {on_one_device(plan) or 'Time runs downward.'}"
 
 
-def _figures(layout: Layout, timeline: Timeline | None) -> list[Figure]:
-    """Return the key figures: predicted, measured, bound, single device, moved."""
-    plan = layout.plan
+def _figures(plan: Plan) -> list[Figure]:
+    """Return the key figures: predicted, bound, single device, moved."""
     figures = [(seconds(plan.makespan), "predicted")]
-    if timeline:
-        slow = plan.costed.machine.stretch
-        what = "measured" if slow == 1 else f"measured, clock × {slow:g}"
-        figures.append((seconds(timeline.makespan), what))
     if plan.lower_bound:
         figures.append((seconds(plan.lower_bound), f"lower bound (gap {percent(plan.gap)})"))
     single = baseline(plan)
@@ -103,13 +95,8 @@ def _samples(svg: Svg, layout: Layout) -> list[Sample]:
         return lambda x, y: svg.line((x + SAMPLE / 2, y - 8), (x + SAMPLE / 2, y + 8), style)
 
     def transfer(x: float, y: float) -> None:
-        svg.line((x + 4, y), (x + SAMPLE - 4, y), "transfer")
-        svg.arrow((x, y), (x + SAMPLE, y), QUIET, 9)
+        svg.arrow((x + 4, y), (x + SAMPLE, y), QUIET, 1.6)
         svg.circle(x + 3, y, 3, "ring")
-
-    def band(x: float, y: float) -> None:
-        corners = [(x, y - 4), (x + SAMPLE - 8, y - 4), (x + SAMPLE, y + 4), (x + 8, y + 4)]
-        svg.path(trace(corners) + "Z", "band", fill_opacity=0.25)
 
     arrows = layout.arrows
     goes_on = any(kind == "bus" for kind, _ in layout.pieces)
@@ -117,7 +104,6 @@ def _samples(svg: Svg, layout: Layout) -> list[Sample]:
         (True, "critical path", across("critical", stroke_width=4)),
         (goes_on, "path continues over the bus", across("bus", stroke=INK, stroke_linecap="round")),
         (bool(arrows), "transfer, slope = its time", transfer),
-        (any(len(arrow.transfers) > 1 for arrow in arrows), "several transfers", band),
         (any(arrow.ready_y is not None for arrow in arrows), "ready, waits for a busy bus", down("wait")),
         (True, "idle", down("idle")),
     ]
@@ -134,9 +120,6 @@ def _chart(svg: Svg, layout: Layout) -> None:
         if gap.h >= 20:
             x = gap.x + gap.w / 2
             svg.line((x, gap.y + 5), (x, gap.y + gap.h - 5), "idle")
-    with svg.group(opacity=0.14):
-        for arrow in layout.arrows:
-            _band(svg, arrow)
     for index, box in enumerate(layout.boxes):
         _box(svg, layout, box, index)
     for index, arrow in enumerate(layout.arrows):
@@ -144,7 +127,7 @@ def _chart(svg: Svg, layout: Layout) -> None:
     _critical(svg, layout)
     for arrow in layout.arrows:
         if not arrow.critical:
-            svg.circle(arrow.x1, (arrow.y1 + arrow.y1_last) / 2, 3.4, "ring")
+            svg.circle(*arrow.start, 3.4, "ring")
     with svg.group(pointer_events="none"):
         for box in layout.boxes:
             for label in box_labels(layout, box):
@@ -196,15 +179,19 @@ def _axis(svg: Svg, layout: Layout) -> None:
 
 
 def _margin(svg: Svg, layout: Layout) -> None:
-    """Draw the critical path as text beside the axis."""
-    sections = brackets(layout)
-    if sections:
-        svg.text(LEFT - 87, layout.top - 18, "critical path", 12, QUIET, anchor="end")
-    x = LEFT - 78
-    for top, bottom, labels in sections:
-        svg.path(trace([(x, top + 1), (x + 5, top + 1), (x + 5, bottom - 1), (x, bottom - 1)]), "bracket")
-        for label in labels:
-            svg.label(label)
+    """Draw beside the axis what the critical path spends its time on."""
+    x = LEFT - 58
+    svg.text(x - 2, layout.top - 18, "critical path", 12, QUIET, anchor="end")
+    for section in sections(layout.plan):
+        top, bottom = layout.y(section.start) + 1, layout.y(section.end) - 1
+        if bottom - top >= 3:
+            svg.path(trace([(x, top), (x + 5, top), (x + 5, bottom), (x, bottom)]), "bracket")
+        if bottom - top >= 14:
+            color = QUIET if section.kind == "compute" else WAIT
+            text = f"{section.kind} {seconds(section.end - section.start)}"
+            label = Label(x - 4, (top + bottom) / 2 + 4, text, 12, color, anchor="end")
+            for free in layout.space.first([[label]], pad=1.0):
+                svg.label(free)
 
 
 def _box(svg: Svg, layout: Layout, box: Box, index: int) -> None:
@@ -231,43 +218,25 @@ def _box(svg: Svg, layout: Layout, box: Box, index: int) -> None:
         svg.rect(x, y, w, h, rx=corner, fill="none", stroke=shade.hue, stroke_width=1.3)
 
 
-def _band(svg: Svg, arrow: Arrow) -> None:
-    """Draw, below the boxes, the time span of several folded transfers; touching bands merge."""
-    if len(arrow.transfers) > 1:
-        one, other = (arrow.x1, arrow.y1), (arrow.x2, arrow.y2)
-        svg.path(trace([one, other, (arrow.x2, arrow.y2_last), (arrow.x1, arrow.y1_last)]) + "Z", "band")
-
-
 def _arrow(svg: Svg, layout: Layout, arrow: Arrow, index: int) -> None:
-    start = (arrow.x1, (arrow.y1 + arrow.y1_last) / 2)
-    end = (arrow.x2, (arrow.y2 + arrow.y2_last) / 2)
+    start, end, moved = arrow.start, arrow.end, arrow.transfer
     if arrow.ready_y is not None:
-        svg.line((arrow.x1, arrow.ready_y), start, "wait")
-    names = [layout.plan.words.value(transfer.value) for transfer in arrow.transfers[:_MOST_NAMED]]
-    more = f" and {len(arrow.transfers) - len(names)} more" if len(names) < len(arrow.transfers) else ""
-    last = max(transfer.end for transfer in arrow.transfers)
-    span = f"{seconds(arrow.transfers[0].start)} → {seconds(last)}"
-    hot = {"data_critical": ""} if arrow.critical else {}
-    with svg.group(f"{'; '.join(names)}{more}: {size(arrow.bytes)}, {span}", data_facts=f"t{index}", **hot):
+        svg.line((start[0], arrow.ready_y), start, "wait")
+    span = f"{seconds(moved.start)} → {seconds(moved.end)}"
+    tooltip = f"{layout.plan.words.value(moved.value)}: {size(moved.bytes)}, {span}"
+    with svg.group(tooltip, data_facts=f"t{index}", data_critical="" if arrow.critical else None):
         svg.line(start, end, "edge")
-        dx = -9 if end[0] < start[0] else 9
-        slope = (end[1] - start[1]) / (end[0] - start[0])
-        svg.line(start, (end[0] - dx * 0.8, end[1] - dx * 0.8 * slope), "transfer")
-        svg.arrow(start, end, QUIET, 10)
+        svg.arrow(start, end, QUIET, 1.6)
 
 
 def _critical(svg: Svg, layout: Layout) -> None:
-    wide = 4.0 if sum(kind == "copy" for kind, _ in layout.pieces) <= _CALM else 2.6
+    few = sum(kind == "copy" for kind, _ in layout.pieces) <= _CALM
+    wide = 4.0 if few else 1.6
     with svg.group(style="critical", pointer_events="none"):
         for kind, points in layout.pieces:
             if kind == "bus":
-                svg.path(trace(points), "bus")
+                svg.path(trace(points) if few else "", "bus")
             elif kind == "copy":
-                (x1, y1), (x2, y2) = points
-                length = ((x2 - x1) ** 2 + (y2 - y1) ** 2) ** 0.5
-                back = 9 / length if length > 9 else 0
-                tip = (x2 - (x2 - x1) * back, y2 - (y2 - y1) * back)
-                svg.line((x1, y1), tip, stroke_width=wide, stroke_linecap="butt")
-                svg.arrow((x1, y1), (x2, y2), INK, 6 + 2 * wide)
+                svg.arrow(points[0], points[1], INK, wide)
             else:
                 svg.path(trace(points), stroke_width=wide)

@@ -6,11 +6,11 @@ A card keeps true times: it starts with its first cluster, ends with its last, a
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import groupby
 from statistics import median
-from typing import TypeAlias
 
 from ...ir.display_names import CRITERION, common_module
 from ...ir.plan import Plan
@@ -23,11 +23,12 @@ _PLAIN = 60
 """Limit on the boxes of a picture in which each is one cluster."""
 _EQUAL, _DENSE = 0.25, 0.75
 """Share by which the work of stacked blocks may differ from the median, and least share of their time that is work."""
+_SHORT, _LONG = 0.01, 0.05
+"""Shares of the plan below which neighbours merge first, and at most within a block."""
 _SUFFIXES = {"reduction": ", sums", "update": ", update"}
 """Ends of titles of several clusters that are all of this phase."""
-
-Block: TypeAlias = tuple[str, int]
-"""A numbered module: `model.layers.3` is (`model.layers`, 3)."""
+_NUMBERED = re.compile(r"\d+[a-z]?$")
+_END = re.compile(r"^(.*?)(\d+)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ class Card:
     copies: the repeated blocks of a stack, a card each.
     module: common module of the clusters.
     phase: phase of most of its work.
+    block: numbered module of the clusters; empty if they have none or several.
     """
 
     lane: str
@@ -49,7 +51,7 @@ class Card:
     clusters: tuple[str, ...]
     copies: tuple[Card, ...] = ()
     phase: str = "forward"
-    block: Block | None = None
+    block: str = ""
 
 
 def fold(plan: Plan, budget: int = BUDGET) -> dict[str, tuple[Card, ...]]:
@@ -59,15 +61,20 @@ def fold(plan: Plan, budget: int = BUDGET) -> dict[str, tuple[Card, ...]]:
         cards = [_card(plan, step, lane) for step in steps if isinstance(step, Placed)]
         if cards:
             lanes[lane] = _adopted(cards)
-    if sum(map(len, lanes.values())) > min(_PLAIN, budget):
-        short = plan.makespan * 0.01
-        lanes = {lane: _merge(_stack(cards), short, strict=True) for lane, cards in lanes.items()}
-        while sum(map(len, lanes.values())) > budget and short < 2 * plan.makespan:
-            lanes = {lane: _merge(cards, short, strict=False) for lane, cards in lanes.items()}
-            short *= 1.5
-        if sum(map(len, lanes.values())) > budget:
+    if _count(lanes) > min(_PLAIN, budget):
+        lanes = {lane: _stack(cards) for lane, cards in lanes.items()}
+        for strict, most, longest in ((True, _PLAIN, _LONG), (False, budget, 2.0)):
+            short, single = _SHORT * plan.makespan, lanes
+            while _count(lanes) > most and short < longest * plan.makespan:
+                lanes = {lane: _merge(cards, short, strict=strict) for lane, cards in single.items()}
+                short *= 1.5
+        if _count(lanes) > budget:
             lanes = {lane: [_join(cards)] for lane, cards in lanes.items()}
     return {lane: tuple(cards) for lane, cards in lanes.items()}
+
+
+def _count(lanes: dict[str, list[Card]]) -> int:
+    return sum(map(len, lanes.values()))
 
 
 def _adopted(cards: list[Card]) -> list[Card]:
@@ -75,7 +82,7 @@ def _adopted(cards: list[Card]) -> list[Card]:
     done: list[Card] = []
     for card in cards:
         before = done[-1] if done else card
-        alone = not card.block and not card.module and card.phase == before.phase
+        alone = not card.block and card.module in ("", before.block) and card.phase == before.phase
         done.append(replace(card, block=before.block) if alone else card)
     return done
 
@@ -101,7 +108,7 @@ def _card(plan: Plan, placed: Placed, lane: str) -> Card:
         placed.end - placed.start,
         (placed.cluster,),
         phase=plan.words.phase(placed.cluster),
-        block=max(blocks, key=lambda block: blocks[block], default=None),
+        block=max(blocks, key=lambda block: blocks[block], default=""),
     )
 
 
@@ -114,38 +121,42 @@ def _join(cards: list[Card]) -> Card:
     for card in cards:
         work[card.phase] = work.get(card.phase, 0.0) + card.busy
     phase = max(work, key=lambda each: work[each])
-    title = _title(cards, module)
-    title = "loss" if title == CRITERION else title
+    title = "loss" if module == CRITERION else _title(cards, module)
     return replace(
         first,
-        title=f"{title}{_marked(cards, phase)}" if title else f"{first.title} … {last.title}",
+        title=title + _marked(cards, phase) if title else f"{first.title} … {last.title}",
         module=module,
         end=max(card.end for card in cards),
         busy=sum(card.busy for card in cards),
         clusters=tuple(cluster for card in cards for cluster in card.clusters),
         phase=phase,
-        block=first.block if all(card.block == first.block for card in cards) else None,
+        block=first.block if all(card.block == first.block for card in cards) else "",
         copies=(),
     )
 
 
 def _marked(cards: list[Card], phase: str) -> str:
-    """Return the suffix of a joined card's title with its phase, as in the cards' own titles."""
+    """Return the suffix of a joined card's title: its phase and its part of the batch, as in the cards' own titles."""
     if phase in _SUFFIXES and len({card.phase for card in cards}) == 1:
         return _SUFFIXES[phase]
     shown = phase == "backward" or any(" forward" in card.title for card in cards)
-    return f" {phase}" if shown else ""
+    parts = {"" if " … " in card.title else card.title.partition(" #")[2] for card in cards}
+    part = parts.pop() if len(parts) == 1 else ""
+    return (f" {phase}" if shown else "") + (f" #{part}" if part else "")
 
 
 def _title(cards: list[Card], module: str) -> str:
     """Return the name of the blocks of joined cards, `layers 3 … 5` or `model.layers.3`, else their common module."""
-    blocks = [card.block for card in cards if card.block]
-    if len(blocks) < len(cards) or len({path for path, _ in blocks}) != 1 or block_of(module):
+    blocks = list(dict.fromkeys(card.block for card in cards))
+    if not all(blocks) or block_of(module):
         return module
-    (path, first), (_, last) = blocks[0], blocks[-1]
-    numbers = sorted({number for _, number in blocks}, reverse=first > last)
-    several = f"{path.rpartition('.')[2]} {numbers[0]} … {numbers[-1]}"
-    return several if len(numbers) > 1 else f"{path}.{first}"
+    if len(blocks) == 1:
+        return blocks[0]
+    ends = [_end(block) for block in blocks]
+    if len({stem for stem, _ in ends}) > 1:
+        return module or f"{blocks[0]} … {blocks[-1]}"
+    numbers = sorted({number for _, number in ends}, reverse=ends[0] > ends[-1])
+    return f"{ends[0][0].strip('._').rpartition('.')[2]} {numbers[0]} … {numbers[-1]}"
 
 
 def _merge(cards: list[Card], short: float, *, strict: bool) -> list[Card]:
@@ -166,7 +177,7 @@ def _joins(group: list[Card], card: Card, short: float, strict: bool) -> bool:
         return False
     longest = max(card.end - card.start, first.end - first.start)
     brief = longest < short and card.start - group[-1].end <= short
-    return brief and (card.end - first.start <= 6 * short or (strict and card.block is not None))
+    return brief and (card.end - first.start <= 6 * short or (strict and card.block != ""))
 
 
 def _kin(one: Card, other: Card) -> bool:
@@ -178,13 +189,22 @@ def _kin(one: Card, other: Card) -> bool:
     return bool(common_module([one.module, other.module]))
 
 
-def block_of(module: str) -> Block | None:
-    """Return the outermost numbered module of a path: `model.layers.3.attn` is in (`model.layers`, 3)."""
+def block_of(module: str) -> str:
+    """Return the outermost numbered module that holds a module, such as `model.layers.3`, `inception3a` or `layer2.0`;
+    empty if none does."""
     parts = module.split(".")
-    for position, part in enumerate(parts):
-        if part.isdecimal() and position:
-            return ".".join(parts[:position]), int(part)
-    return None
+    for at, part in enumerate(parts):
+        if part.isdecimal() and at:
+            return ".".join(parts[: at + 1])
+        if at + 1 < len(parts) and not part.isdecimal() and _NUMBERED.search(part):
+            return ".".join(parts[: at + 1 + parts[at + 1].isdecimal()])
+    return ""
+
+
+def _end(block: str) -> tuple[str, int]:
+    """Return the name of a block without its number, and the number; -1 if it does not end in one."""
+    match = _END.match(block)
+    return (match[1], int(match[2])) if match else (block, -1)
 
 
 def _stack(cards: list[Card]) -> list[Card]:
@@ -208,9 +228,8 @@ def _stack(cards: list[Card]) -> list[Card]:
 
 def _follows(one: Card, other: Card) -> bool:
     """Return True if one block follows the other in the same phase: upwards in a forward, downwards in a backward."""
-    if one.block is None or other.block is None or one.phase != other.phase:
-        return False
-    return one.block[0] == other.block[0] and abs(one.block[1] - other.block[1]) == 1
+    (stem, number), (other_stem, other_number) = _end(one.block), _end(other.block)
+    return one.phase == other.phase and stem == other_stem and abs(number - other_number) == 1
 
 
 def _stack_row(row: list[list[Card]]) -> list[Card]:
@@ -218,10 +237,9 @@ def _stack_row(row: list[list[Card]]) -> list[Card]:
     busy = [sum(card.busy for card in group) for group in row]
     usual = median(busy)
     done: list[Card] = []
-    equal = [abs(each - usual) <= _EQUAL * usual for each in busy]
-    for alike, held in groupby(zip(equal, row), key=lambda pair: pair[0]):
-        groups = [group for _, group in held]
-        if alike and (len(groups) >= 3 or (len(groups) == 2 and any(card.copies for card in done))):
+    for alike, pairs in groupby(zip(busy, row), key=lambda pair: abs(pair[0] - usual) <= _EQUAL * usual):
+        groups = [group for _, group in pairs]
+        if alike and len(groups) > 1:
             done.append(_stacked(groups))
         else:
             done += [card for group in groups for card in group]
@@ -233,4 +251,4 @@ def _stacked(groups: list[list[Card]]) -> Card:
     copies = tuple(replace(_join(group), title=_title(group, "")) for group in groups)
     whole = _join(cards)
     title = f"{_title(cards, '')}{_marked(cards, whole.phase)}"
-    return replace(whole, title=title, module=copies[0].title.rpartition(".")[0], copies=copies, block=None)
+    return replace(whole, title=title, module=copies[0].title.rpartition(".")[0], copies=copies, block="")

@@ -3,7 +3,7 @@ is, or are omitted. The page has the rest."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise, product
 
@@ -12,8 +12,8 @@ from ...system.text import percent, seconds, size
 from ..drawing import design
 from ..drawing.design import INK, LANE, PAPER, QUIET, WAIT, strips
 from ..drawing.free_space import Label, Rect
-from ..report.reasons import module_of, sections
-from .layout import LEFT, Arrow, Box, Layout
+from ..report.reasons import module_of
+from .layout import Arrow, Box, Layout
 
 _STRIP, _PAD, _APART = 10.0, 9.0, 2.0
 """Pixels of the pattern at the edge of a box, from there to a label, and from a label to lines over the box."""
@@ -22,7 +22,7 @@ _STEP = 6.0
 
 
 def box_labels(layout: Layout, box: Box) -> list[Label]:
-    """Return name and duration, with a second line if the box is high enough; none if it is too low for text.
+    """Return name and duration, with more lines if the box is high enough; none if it is too low for text.
 
     They are where no line crosses the box, or else in its middle, over the lines.
     """
@@ -36,10 +36,14 @@ def box_labels(layout: Layout, box: Box) -> list[Label]:
     name = layout.names.fit(card.title, right - left - design.width(time, shown, bold) - 10, shown, bold)
     wider = layout.names.fit(card.title, right - left, shown, bold)
     if name != wider and (two or "…" in name or len(name) < 8):
-        name, second, time = wider, " · ".join(filter(None, (time, second))) if two else "", ""
+        both = " · ".join(filter(None, (time, second))) if two else ""
+        # Of repeated blocks, the time of each says more than their sum.
+        second = second if card.copies and design.width(both, 12) > right - left else both
+        name, time = wider, ""
     while ", " in second and design.width(second, 12) > right - left:
         second = second.rpartition(", ")[0]
     second = layout.names.fit(second, right - left, 12)
+    third = layout.names.fit(card.module, right - left, 12) if card.copies and box.h >= 56 else ""
     fill = design.fill_of(layout.columns[card.device].shade, card.phase)
 
     def lines(middle: float) -> list[Label]:
@@ -48,10 +52,11 @@ def box_labels(layout: Layout, box: Box) -> list[Label]:
             Label(left, base, name, shown, INK, bold),
             Label(right, base, time, shown, INK, bold, "end"),
             Label(left, middle + 13, second, 12, QUIET),
+            Label(left, middle + 28, third, 12, QUIET),
         )
         return [label for label in labels if label.text]
 
-    away = range(int(max(0.0, box.h / 2 - (20.0 if second else 8.0)) / _STEP) + 1)
+    away = range(int(max(0.0, box.h / 2 - (35.0 if third else 20.0 if second else 8.0)) / _STEP) + 1)
     tries = [lines(box.y + box.h / 2 + sign * _STEP * n) for n, sign in product(away, (1, -1))]
     free = (
         labels for labels in tries if all(layout.space.unlined(each.rect.grown(_APART)) for each in labels)
@@ -78,7 +83,7 @@ def _second_line(layout: Layout, box: Box) -> str:
 
 def free_labels(layout: Layout) -> list[Label]:
     """Return the labels outside of boxes, important ones first: transfers, waits, idle times."""
-    order = sorted(layout.arrows, key=lambda arrow: (not arrow.critical, -arrow.bytes, arrow.y1))
+    order = sorted(layout.arrows, key=lambda arrow: (not arrow.critical, -arrow.transfer.bytes))
     places = [_arrow_places(layout, arrow) for arrow in order]
     places += [_wait_places(arrow) for arrow in order]
     places += [_gap_places(layout.names, *gap) for gap in sorted(layout.gaps, key=lambda gap: -gap[0].h)]
@@ -87,11 +92,14 @@ def free_labels(layout: Layout) -> list[Label]:
 
 def _arrow_places(layout: Layout, arrow: Arrow) -> Iterator[list[Label]]:
     """Yield candidate labels of an arrow: name over bytes and time, above its end first; then the name alone."""
-    ends = [(*_corridor(layout, arrow, at_end), (arrow.x2 > arrow.x1) == at_end) for at_end in (True, False)]
+    rightward = arrow.end[0] > arrow.start[0]
+    ends = [(*_corridor(layout, arrow, at_end), rightward == at_end) for at_end in (True, False)]
     widest = min(high - low for low, high, _ in ends) - 14
-    count, bold, apart = len(arrow.transfers), arrow.critical, 7.0 if arrow.critical else 4.0
-    name = layout.plan.words.value(arrow.transfers[0].value) if count == 1 else f"{count} transfers"
-    figures = f"{size(arrow.bytes)} · {seconds(sum(t.end - t.start for t in arrow.transfers))}"
+    moved, bold, apart = arrow.transfer, arrow.critical, 7.0 if arrow.critical else 4.0
+    name, figures = (
+        layout.plan.words.value(moved.value),
+        f"{size(moved.bytes)} · {seconds(moved.end - moved.start)}",
+    )
     lines = [
         Label(0, 0, layout.names.fit(name, widest, 12, bold), 12, INK, bold, ground=PAPER),
         Label(0, 0, design.fit(figures, widest, 11.5), 11.5, INK if bold else QUIET, ground=PAPER),
@@ -102,31 +110,32 @@ def _arrow_places(layout: Layout, arrow: Arrow) -> Iterator[list[Label]]:
         wide, tall = max(line.rect.w for line in shown), 14.0 * len(shown)
         x = high - 8 - wide if right != inner else low + 8
         ys = _y_on(arrow, x), _y_on(arrow, x + wide)
-        top = min(ys) - apart - tall if above else max(ys) + arrow.y1_last - arrow.y1 + apart
+        top = min(ys) - apart - tall if above else max(ys) + apart
         at, anchor = (x + wide, "end") if right else (x, "start")
         yield [replace(line, x=at, y=top + 11 + 14 * n, anchor=anchor) for n, line in enumerate(shown)]
 
 
 def _y_on(arrow: Arrow, x: float) -> float:
-    share = (x - arrow.x1) / (arrow.x2 - arrow.x1)
-    return arrow.y1 + (arrow.y2 - arrow.y1) * min(1.0, max(0.0, share))
+    (x1, y1), (x2, y2) = arrow.start, arrow.end
+    return y1 + (y2 - y1) * min(1.0, max(0.0, (x - x1) / (x2 - x1)))
 
 
 def _corridor(layout: Layout, arrow: Arrow, at_end: bool) -> tuple[float, float]:
     """Return the gap between columns that the arrow enters last, or leaves first."""
-    x = arrow.x2 if at_end else arrow.x1
+    (x1, _), (x2, _) = arrow.start, arrow.end
     for one, other in pairwise(layout.columns.values()):
-        if x == (other.x if (arrow.x2 > arrow.x1) == at_end else one.right):
+        if (x2 if at_end else x1) == (other.x if (x2 > x1) == at_end else one.right):
             return one.right, other.x
-    return min(arrow.x1, arrow.x2), max(arrow.x1, arrow.x2)
+    return min(x1, x2), max(x1, x2)
 
 
 def _wait_places(arrow: Arrow) -> Iterator[list[Label]]:
-    if arrow.ready_y is not None and arrow.y1 - arrow.ready_y >= 8:
-        text = f"bus busy {seconds(arrow.transfers[0].start - arrow.transfers[0].ready)}"
-        x, anchor = (arrow.x1 + 9, "start") if arrow.x2 > arrow.x1 else (arrow.x1 - 9, "end")
+    x, end = arrow.start
+    if arrow.ready_y is not None and end - arrow.ready_y >= 8:
+        text = f"bus busy {seconds(arrow.transfer.start - arrow.transfer.ready)}"
+        x, anchor = (x + 9, "start") if arrow.end[0] > x else (x - 9, "end")
         for share in (0.5, 0.25, 0.75):
-            y = arrow.ready_y + (arrow.y1 - arrow.ready_y) * share + 4
+            y = arrow.ready_y + (end - arrow.ready_y) * share + 4
             yield [Label(x, y, text, 11.5, WAIT, anchor=anchor, ground=PAPER)]
 
 
@@ -144,32 +153,3 @@ def _gap_places(names: design.Names, place: Rect, idle: float, cause: str) -> It
         if place.h >= 24:
             y = place.y + place.h * share
             yield [Label(x, y + down, text, 12, QUIET, anchor="middle", ground=LANE) for down, text in shown]
-
-
-def brackets(layout: Layout) -> list[tuple[float, float, Sequence[Label]]]:
-    """Return (top, bottom, labels) of each section of the critical path, along the left margin, that is tall
-    enough."""
-    result = []
-    x = LEFT - 87
-    for section in sections(layout.plan):
-        top, bottom = layout.y(section.start), layout.y(section.end)
-        tall, middle, time = bottom - top, (top + bottom) / 2, seconds(section.end - section.start)
-        head, verdict, color = {
-            "compute": (section.where.rsplit("/", 1)[0], "computes", QUIET),
-            "copy": (section.what, "exposed", WAIT),
-            "wait": ("waits", "", WAIT),
-        }[section.kind]
-        labels: list[Label] = []
-        if tall >= 42 and verdict:
-            bold = design.width(head, 12, True) <= x - 8
-            labels = [
-                Label(x, middle - 11, layout.names.fit(head, x - 8, 12, bold), 12, INK, bold, "end"),
-                Label(x, middle + 4, time, 12, QUIET, anchor="end"),
-                Label(x, middle + 19, verdict, 12, color, anchor="end"),
-            ]
-        elif tall >= 12:
-            head = layout.names.fit(head, x - 18 - design.width(time, 11.5), 11.5)
-            labels = [Label(x, middle + 4, f"{head}  {time}", 11.5, color, anchor="end")]
-        if tall >= 5:
-            result.append((top, bottom, layout.space.first([labels], pad=2.5)))
-    return result

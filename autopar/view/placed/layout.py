@@ -6,10 +6,9 @@ one unbroken line across them.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import TypeAlias
 
 from ...ir.plan import Plan
@@ -17,21 +16,18 @@ from ...ir.timeline import Transfer
 from ..drawing.design import Names, Shade, shades
 from ..drawing.free_space import FreeSpace, Point, Rect
 from ..drawing.svg import MARGIN, WIDTH
-from ..report.reasons import Section, sections, waited
+from ..report.reasons import sections, waited
 from .fold import Card, fold
 
-LEFT = 200.0
+LEFT = 186.0
 TOP = 92.0
 _LEAST, _USUAL, _MOST = 620.0, 860.0, 2200.0
 _NARROWEST, _WIDEST = 0.8, 2.4
 """Least and most by which columns are stretched to fill a picture."""
 _MOST_ARROWS = 80
-_BANDS = (1 / 200, 1 / 100, 1 / 50, 1 / 25, 1 / 16)
-"""Shares of the plan within which starting transfers are drawn as one band, if there are too many."""
+"""Limit on the transfers drawn, on the critical path and beside it."""
 _LEGIBLE = 11.0
 """Pixels below which a box has no name."""
-_TIGHT = 12.0
-"""Pixels below which successive copies on the critical path are one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,25 +69,13 @@ class Box(Rect):
 
 @dataclass(frozen=True, slots=True)
 class Arrow:
-    """A transfer, or several folded into a band from (`x1`, `y1`..`y1_last`) to (`x2`, `y2`..`y2_last`).
+    """A transfer, drawn from `start` to `end`. `ready_y`: start of its wait for a busy bus; None if there is none."""
 
-    `ready_y`: start of the wait for a busy bus; None if there is none.
-    """
-
-    transfers: tuple[Transfer, ...]
-    x1: float
-    y1: float
-    y1_last: float
-    x2: float
-    y2: float
-    y2_last: float
+    transfer: Transfer
+    start: Point
+    end: Point
     critical: bool
     ready_y: float | None = None
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of all its transfers."""
-        return sum(transfer.bytes for transfer in self.transfers)
 
 
 @dataclass
@@ -101,7 +85,6 @@ class Layout:
     columns: of each device, from left to right.
     second: pixels per second below `top`.
     space: places taken by boxes, lines and labels.
-    undrawn: number of transfers without an arrow.
     """
 
     plan: Plan
@@ -114,15 +97,13 @@ class Layout:
     arrows: list[Arrow] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
-    undrawn: int = 0
     space: FreeSpace = field(default_factory=FreeSpace)
 
     @cached_property
     def names(self) -> Names:
         """The names of boxes and arrows."""
         words = self.plan.words.value
-        arrows = [words(arrow.transfers[0].value) for arrow in self.arrows if len(arrow.transfers) == 1]
-        return Names([*(box.card.title for box in self.boxes), *arrows])
+        return Names([box.card.title for box in self.boxes] + [words(a.transfer.value) for a in self.arrows])
 
     def y(self, when: float) -> float:
         """Return the vertical position of a time, in pixels."""
@@ -181,39 +162,18 @@ def _boxes(layout: Layout) -> None:
 
 
 def _arrows(layout: Layout) -> None:
-    plan = layout.plan
-    hot = {id(plan.steps[number]) for number in plan.critical.path}
-    transfers = [step for step in plan.steps if isinstance(step, Transfer)]
-    groups = [[step] for step in transfers]
-    for share in _BANDS:
-        if len(groups) > _MOST_ARROWS:
-            groups = _bundles(transfers, plan.makespan * share)
-    # Keep the groups with the most bytes, in the order of their starts.
-    by_bytes = sorted(range(len(groups)), key=lambda g: (-sum(step.bytes for step in groups[g]), g))
-    largest = [groups[index] for index in sorted(by_bytes[:_MOST_ARROWS])]
-    layout.undrawn = len(transfers) - sum(map(len, largest))
-    for group in largest:
-        first, last = group[0], group[-1]
-        x1, x2 = _edges(layout.columns, first.src, first.dst)
-        starts = layout.y(first.start), layout.y(last.start)
-        ends = layout.y(first.end), layout.y(max(step.end for step in group))
-        waited = len(group) == 1 and (first.start - first.ready) * layout.second >= 4
-        critical = len(group) == 1 and id(first) in hot
-        ready = layout.y(first.ready) if waited else None
-        layout.arrows.append(Arrow(tuple(group), x1, *starts, x2, *ends, critical, ready))
-
-
-def _bundles(transfers: list[Transfer], window: float) -> list[list[Transfer]]:
-    """Group transfers of one direction that start within `window` of the first."""
-    groups: list[list[Transfer]] = []
-    open_group: dict[tuple[str, str], list[Transfer]] = {}
-    for step in transfers:
-        group = open_group.get((step.src, step.dst))
-        if group is None or step.start - group[0].start > window:
-            group = open_group[step.src, step.dst] = []
-            groups.append(group)
-        group.append(step)
-    return groups
+    """Add arrows of the transfers of the most bytes, on the critical path and beside it, in the order of their
+    starts."""
+    steps, on_path = layout.plan.steps, set(layout.plan.critical.path)
+    largest = sorted((-step.bytes, number) for number, step in enumerate(steps) if isinstance(step, Transfer))
+    hot = [number for _, number in largest if number in on_path]
+    rest = [number for _, number in largest if number not in on_path]
+    for number, step in ((n, steps[n]) for n in sorted(hot[:_MOST_ARROWS] + rest[:_MOST_ARROWS])):
+        assert isinstance(step, Transfer)
+        x1, x2 = _edges(layout.columns, step.src, step.dst)
+        start, end = (x1, layout.y(step.start)), (x2, layout.y(step.end))
+        ready = layout.y(step.ready) if (step.start - step.ready) * layout.second >= 4 else None
+        layout.arrows.append(Arrow(step, start, end, number in on_path, ready))
 
 
 def _gaps(layout: Layout) -> None:
@@ -233,12 +193,9 @@ def _gaps(layout: Layout) -> None:
 def _take(layout: Layout) -> None:
     layout.space.take(Rect(LEFT, layout.bottom - 1, layout.right - LEFT, 200.0))
     for arrow in layout.arrows:
-        edges = (arrow.y1, arrow.y2), (arrow.y1_last, arrow.y2_last)
-        middle = (arrow.y1 + arrow.y1_last) / 2, (arrow.y2 + arrow.y2_last) / 2
-        for left, right in {*edges, middle}:
-            layout.space.take_line((arrow.x1, left), (arrow.x2, right))
+        layout.space.take_line(arrow.start, arrow.end)
         if arrow.ready_y is not None:
-            layout.space.take_line((arrow.x1, arrow.ready_y), (arrow.x1, arrow.y1))
+            layout.space.take_line((arrow.start[0], arrow.ready_y), arrow.start)
     for _, points in layout.pieces:
         for start, end in pairwise(points):
             layout.space.take_line(start, end)
@@ -268,23 +225,17 @@ def _columns(plan: Plan, cards: dict[str, tuple[Card, ...]], width: float) -> di
 
 
 def _order(plan: Plan, touched: set[str]) -> list[str]:
-    """Order the devices with the CPUs where transfers skip the fewest columns, rather in the middle."""
-    machine = plan.costed.machine
-    cpus = [device.name for device in machine.devices if device.traits.host]
-    others = [device.name for device in machine.devices if not device.traits.host]
-    middle = (len(others) + 1) // 2
-    usual = [*others[:middle], *cpus, *others[middle:]]
-    busy = [name for name in usual if name in touched]
-    traffic = Counter((t.src, t.dst) for t in plan.transfers)
-    rest, here = [name for name in busy if name not in cpus], [name for name in busy if name in cpus]
-    tries = [[*rest[:cut], *here, *rest[cut:]] for cut in range(len(rest) + 1)]
+    """Order the devices with the CPUs where transfers skip the fewest columns, rather in the middle; idle ones last."""
+    devices = plan.costed.machine.devices
+    cpus = [device.name for device in devices if device.traits.host and device.name in touched]
+    rest = [device.name for device in devices if not device.traits.host and device.name in touched]
+    tries = [(cut, [*rest[:cut], *cpus, *rest[cut:]]) for cut in range(len(rest) + 1)]
 
-    def cost(order: list[str]) -> tuple[int, int]:
-        at = {name: position for position, name in enumerate(order)}
-        skipped = sum(count * max(0, abs(at[src] - at[dst]) - 1) for (src, dst), count in traffic.items())
-        return skipped, sum(abs(at[name] - position) for position, name in enumerate(busy))
+    def cost(each: tuple[int, list[str]]) -> tuple[int, int]:
+        at = {name: position for position, name in enumerate(each[1])}
+        return sum(abs(at[t.src] - at[t.dst]) for t in plan.transfers), abs(2 * each[0] - len(rest))
 
-    return [*min(tries, key=cost), *(name for name in usual if name not in touched)]
+    return [*min(tries, key=cost)[1], *(device.name for device in devices if device.name not in touched)]
 
 
 def _edges(columns: dict[str, _Column], src: str, dst: str) -> tuple[float, float]:
@@ -294,28 +245,23 @@ def _edges(columns: dict[str, _Column], src: str, dst: str) -> tuple[float, floa
 
 
 def _critical_line(layout: Layout) -> list[Piece]:
-    """Return the pieces of the critical path in order."""
+    """Return the pieces of the critical path in order, each from the end of the one before it."""
     columns = layout.columns
     lanes = {lane: (x, x + w) for column in columns.values() for lane, x, w in column.lanes}
-    parts: list[tuple[Section, Section]] = []
-    for part in sections(layout.plan):
-        before = parts[-1][1] if parts and part.kind == "copy" else None
-        if before and part.where == before.where and (part.start - before.start) * layout.second < _TIGHT:
-            parts[-1] = (parts[-1][0], part)
-        elif part.steps:
-            parts.append((part, part))
-    steps = layout.plan.steps
-    stretches = [(steps[one.steps[0]], steps[other.steps[-1]]) for one, other in parts]
+    runs = [
+        [layout.plan.steps[number] for number in part.steps] for part in sections(layout.plan) if part.steps
+    ]
     pieces: list[Piece] = []
     here: tuple[Point, str] | None = None
-    for (first, last), (after, _) in zip(stretches, [*stretches[1:], (None, None)]):
-        start, end = layout.y(first.start), layout.y(last.end)
+    for run, later in zip(runs, [*runs[1:], []]):
+        first, start, end = run[0], layout.y(run[0].start), layout.y(run[-1].end)
         if isinstance(first, Transfer):
             enter, leave = _edges(columns, first.src, first.dst)
             kind, source, target = "copy", first.src, first.dst
         else:
             left, right = lanes[first.lane]
-            goal = _edges(columns, after.src, after.dst)[0] if isinstance(after, Transfer) else right
+            copy = later[0] if later else None
+            goal = _edges(columns, copy.src, copy.dst)[0] if isinstance(copy, Transfer) else right
             goal = here[0][0] if here else goal
             enter = leave = left if abs(goal - left) < abs(goal - right) else right
             kind, source, target = "run", first.device, first.device
@@ -323,24 +269,7 @@ def _critical_line(layout: Layout) -> list[Piece]:
             (x, y), device = here
             by_bus = device != source
             corner = (x, start) if by_bus and kind == "copy" else (enter, y)
-            pieces.append(("bus" if by_bus else "run", _path((x, y), corner, (enter, start))))
+            pieces.append(("bus" if by_bus else "run", ((x, y), corner, (enter, start))))
         pieces.append((kind, ((enter, start), (leave, end))))
         here = (leave, end), target
-    return _joined(pieces)
-
-
-def _path(*points: Point) -> tuple[Point, ...]:
-    return tuple(point for point, _ in groupby(points))
-
-
-def _joined(pieces: list[Piece]) -> list[Piece]:
-    """Join adjacent `run` pieces into one line, so that corners meet; drop pieces of one point."""
-    joined: list[Piece] = []
-    for kind, points in pieces:
-        if len(points) < 2:
-            continue
-        if joined and kind == joined[-1][0] == "run" and joined[-1][1][-1] == points[0]:
-            joined[-1] = "run", _path(*joined[-1][1], *points[1:])
-        else:
-            joined.append((kind, points))
-    return joined
+    return [(kind, points) for kind, points in pieces if len(set(points)) > 1]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import html
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from ...ir.display_names import PHASES
 from ...ir.plan import Plan
 from ...ir.timeline import Timeline
-from ...system.text import COLUMNS, counted, free, percent, seconds, size, table, wrapped
+from ...system.text import COLUMNS, counted, percent, percent_free, seconds, size, table, wrapped
 from .reasons import (
     baseline,
     best_of_each,
@@ -19,7 +19,6 @@ from .reasons import (
     faster,
     helps,
     on_one_device,
-    path_shares,
     reasons_table,
     sections,
     waited,
@@ -68,12 +67,12 @@ def explain(
 
     Raises PlanError for a name that nothing has.
     """
-    whole, plan = plan, plan.printable
+    plan = plan.printable
     timed = timeline if timeline and not timeline.needs_slow_down else None
     several = len({placed.device for placed in plan.placed}) > 1
     lines = [line for note in notes for line in wrapped(note).splitlines()]
     # Each is given the limit on its rows, None for all of them.
-    found: dict[str, Callable[[int | None], str]] = {
+    by_name: dict[str, Callable[[int | None], str]] = {
         "costs": lambda most: _costs(plan, timeline, measured_single),
         "notes": lambda most: _clipped(lines, most and _MOST_NOTES),
         "kernels": lambda most: "\n\n".join(kernels[-1:] if most else kernels),
@@ -86,9 +85,18 @@ def explain(
         "hardware": lambda most: helps(plan, most) if plan.makespan else "",
     }
     if names and "all" not in names:
-        return Report(_asked(whole, names, found))
+        policies = {name for each in plan.candidates for name in (each.policy, each.name)}
+        asked = ["candidates" if name in policies else name for name in names]
+        shown = {
+            name: by_name[name](None) or f"There are no {name} in this report."
+            for name in asked
+            if name in by_name
+        }
+        if others := [name for name in asked if name not in by_name]:
+            shown["clusters"] = explain_clusters(plan, others)
+        return Report("\n\n".join(shown.values()))
     most = None if names else _MOST_ROWS
-    shown = {"head": _head(plan, serving), **{name: section(most) for name, section in found.items()}}
+    shown = {"head": _head(plan, serving), **{name: section(most) for name, section in by_name.items()}}
     if most:
         for name in _EXTRA:
             if sum(text.count("\n") + 2 for text in shown.values() if text) > _LINES - 3:
@@ -96,19 +104,10 @@ def explain(
         longest = max(plan.placed, key=lambda placed: placed.end - placed.start, default=None)
         example = f', such as explain("{plan.words.cluster(longest.cluster)}")' if longest else ""
         shown["more"] = wrapped(
-            f'More: explain("all"), a section ({", ".join(found)}), or any name that is shown here or in a picture'
+            f'More: explain("all"), a section ({", ".join(by_name)}), or any name that is shown here or in a picture'
             f"{example}."
         )
     return Report("\n\n".join(filter(None, shown.values())) + "\n")
-
-
-def _asked(plan: Plan, names: Sequence[str], found: Mapping[str, Callable[[int | None], str]]) -> str:
-    """Return the sections with these names, and the reasons for everything else that has one of them."""
-    policies = {name for each in plan.candidates for name in (each.policy, each.name)}
-    others = [name for name in names if name not in found and name not in policies]
-    chosen = dict.fromkeys(name if name in found else "candidates" for name in names if name not in others)
-    blocks = [found[name](None) or f"There are no {name} in this report." for name in chosen]
-    return "\n\n".join([*blocks, *([explain_clusters(plan, others)] if others else [])])
 
 
 def _head(plan: Plan, serving: str) -> str:
@@ -122,7 +121,8 @@ def _head(plan: Plan, serving: str) -> str:
     lines = [head, *([wrapped(f"[{machine.label}]")] if machine.label else [])]
     if serving:
         devices = ", ".join(dict.fromkeys(placed.device for placed in plan.placed))
-        serving = "PyTorch's kernels" if serving == "eager" else serving
+        names = ("PyTorch's kernels" if name == "eager" else name for name in serving.split("; "))
+        serving = "; ".join(names)
         lines.append(wrapped(f"served by {serving}" + (f" on {devices}" if devices else "")))
     return "\n".join(lines)
 
@@ -141,7 +141,7 @@ def _costs(plan: Plan, timeline: Timeline | None, measured_single: float | None)
     if single and plan.makespan:
         said.append(faster(single[1] / plan.makespan))
     if queued and not timeline:
-        said.append("not recorded yet: with fast.record()")
+        said.append("record() measures it")
     rows = [
         ("", "predicted", "measured", ""),
         ("one call", seconds(plan.makespan), measured, "; ".join(said)),
@@ -154,18 +154,17 @@ def _costs(plan: Plan, timeline: Timeline | None, measured_single: float | None)
     else:
         rows.append(("best single device", "-", "-", "no device can run it all alone"))
     if plan.lower_bound:
-        note = f"no plan of it here is shorter; gap to the bound {percent(plan.gap)}"
+        note = f"no plan for this machine is shorter; gap {percent(plan.gap)}"
         rows.append(("lower bound", seconds(plan.lower_bound), "", note))
     if plan.costed.call_s and queued:
-        whole = seconds(plan.makespan + plan.costed.call_s)
-        note = f"guards and arguments of a call: {whole} in all"
+        note = f"guards and arguments of a call; {seconds(plan.makespan + plan.costed.call_s)} in total"
         rows.append(("overhead", seconds(plan.costed.call_s), "", note))
-    text = table(rows, right=(1, 2), width=COLUMNS).split("\n", 2)
-    lines = [text[0], text[2]]
+    text = table(rows, right=(1, 2), width=COLUMNS).splitlines()
+    del text[1]
     if graph.state and queued:
-        lines.append(wrapped(f"weights: {_weights(plan)}"))
-    lines.append(f"moved in each call: {size(plan.moved)} in {counted(len(plan.transfers), 'transfer')}")
-    return "\n".join(lines)
+        text.append(wrapped(f"weights: {_weights(plan)}"))
+    text.append(f"moved in each call: {size(plan.moved)} in {counted(len(plan.transfers), 'transfer')}")
+    return "\n".join(text)
 
 
 def _measured(plan: Plan, timeline: Timeline, measured_single: float | None) -> tuple[str, ...]:
@@ -179,14 +178,15 @@ def _measured(plan: Plan, timeline: Timeline, measured_single: float | None) -> 
         return "refused", f"emulated work was {late} late: {advice}"
     expected, notes = plan.makespan * slow, []
     promised = timeline.predicted.makespan if timeline.predicted else expected
+    if promised:
+        notes.append(f"{change(timeline.makespan / promised - 1)} against predicted")
     if abs(promised - expected) > 0.005 * expected:
-        notes.append(
-            f"{change(timeline.makespan / promised - 1)} against {seconds(promised)}, predicted for the programs that "
-            "ran: forward and backward, weights copied only when they have changed"
+        notes[0] = (
+            f"{notes[0]} {seconds(promised)} of the programs that ran (forward and backward apart, weights copied only "
+            "after a change)"
         )
-    elif expected:
-        note = f"{change(timeline.makespan / expected - 1)} against predicted"
-        notes.append(note + (f" (clock slowed {slow:g} ×)" if slow != 1 else ""))
+    elif promised and slow != 1:
+        notes[0] += f" (clock slowed {slow:g} ×)"
     if measured_single and timeline.makespan:
         notes.append(f"{faster(measured_single / timeline.makespan)}, measured")
     if timeline.late >= 0.005:
@@ -197,19 +197,22 @@ def _measured(plan: Plan, timeline: Timeline, measured_single: float | None) -> 
 def _weights(plan: Plan) -> str:
     """Return the model's bytes of state, and their places."""
     graph, home = plan.costed.graph, plan.costed.home
-    living: dict[str, dict[str, int]] = {}
-    for name in graph.state:
-        value = graph.value[name]
-        storages = living.setdefault(home[name], {})
-        storages[value.storage] = max(storages.get(value.storage, 0), value.bytes)
-    total = sum(sum(storages.values()) for storages in living.values())
+    # Several values may share one storage.
+    storages: dict[tuple[str, str], int] = {}
+    for value in map(graph.value.__getitem__, graph.state):
+        key = home[value.name], value.storage
+        storages[key] = max(storages.get(key, 0), value.bytes)
+    homes = ", ".join(dict.fromkeys(device for device, _ in storages))
     copied = sorted({device for name, device in plan.resident if device != home[name]})
-    more = [f"copies on {', '.join(copied)}"] if copied else []
     sliced = {value.slice.of for value in graph.values if value.slice}
-    more += [f"of {counted(len(sliced), 'weight')} each device has the parts it reads"] if sliced else []
-    more += ["brought after each step of the optimizer"] if graph.changing else []
-    more += ["brought in each call to who reads them elsewhere"] if graph.streamed else []
-    return "; ".join((f"{size(total)}, live on {', '.join(living)}", *more))
+    facts = {
+        f"{size(sum(storages.values()))} on {homes}": True,
+        f"copies on {', '.join(copied)}": copied,
+        f"each device has the parts it reads of {counted(len(sliced), 'weight')}": sliced,
+        "sent to other devices after each step of the optimizer": graph.changing,
+        "sent to other devices in each call": graph.streamed,
+    }
+    return "; ".join(fact for fact, holds in facts.items() if holds)
 
 
 def _devices(plan: Plan, timeline: Timeline | None, most: int | None) -> str:
@@ -224,7 +227,7 @@ def _devices(plan: Plan, timeline: Timeline | None, most: int | None) -> str:
 
     def left(name: str, cap: int | None) -> str:
         used = max(plan.peaks.get(name, 0), peaks.get(name, 0))
-        return "-" if cap is None else free(1 - used / cap) if cap else "0 %"
+        return "-" if cap is None else percent_free(1 - used / cap) if cap else "0 %"
 
     columns: list[tuple[str, Sequence[object]]] = [
         ("device", names),
@@ -243,27 +246,20 @@ def _devices(plan: Plan, timeline: Timeline | None, most: int | None) -> str:
     return _clipped(text.splitlines(), most and _MOST_NOTES)
 
 
-_SHARES = ("active", "exposed", "share")
-
-
 def _phases(plan: Plan, timeline: Timeline | None) -> str:
     """Return the phases of a training step as predicted and, if the call was measured in time, as measured."""
     sides = {"predicted": plan.timeline(), **({"measured": timeline} if timeline else {})}
-    by_side = {side: {phase.name: phase for phase in phases(plan, each)} for side, each in sides.items()}
-    rows = [("phase", *(f"{head}{what}" for head in ("", "measured ")[: len(sides)] for what in _SHARES))]
+    took = [phases(plan, each) for each in sides.values()]
+    heads = ("active", "exposed", "measured active", "measured exposed")
+    rows = [("phase", *heads[: 2 * len(sides)])]
     for name in PHASES:
-        row = [name]
-        for side, each in sides.items():
-            phase = by_side[side].get(name)
-            share = percent(phase.adds / (each.makespan or 1.0)) if phase else "-"
-            row += [seconds(phase.span), seconds(phase.adds), share] if phase else ["-"] * 3
-        if any(name in by_name for by_name in by_side.values()):
-            rows.append(tuple(row))
-    head = "time by phase; active: the phase runs, exposed: while none of a phase above does"
-    text = f"{head}\n{table(rows, right=range(1, len(rows[0])), width=COLUMNS)}"
-    if any("reduction" in by_name for by_name in by_side.values()):
+        if any(name in each for each in took):
+            rows.append((name, *(text for each in took for text in map(seconds, each.get(name, (0.0, 0.0))))))
+    text = "time by phase; active: the phase is running; exposed: it is, and no phase above is\n"
+    text += table(rows, right=range(1, len(rows[0])), width=COLUMNS)
+    if any("reduction" in each for each in took):
         shares = ", ".join(f"{percent(hidden(plan, each))} as {side}" for side, each in sides.items())
-        text += "\n" + wrapped(f"copies and sums of gradients hidden behind the backward: {shares}")
+        text += f"\ngradient reduction hidden behind the backward: {shares}"
     return text
 
 
@@ -283,30 +279,33 @@ def _candidates(plan: Plan) -> str:
     if not plan.candidates:
         return ""
     alone = {f"single {device}": took for device, took in plan.singles}
-    rows = [("candidate", "split", "predicted", "against chosen", "note")]
+    rows = [("candidate", "predicted", "against chosen", "note")]
     for each in best_of_each(plan):
-        note, kept = each.note, alone.get(each.policy)
+        note, kept = each.note, alone.get(each.name)
         if each.makespan is None:
-            rows.append((each.policy, each.split, "-", "-", note or "not feasible"))
+            rows.append((each.name, "-", "-", note or "not feasible"))
             continue
-        if kept and not each.split and abs(kept - each.makespan) > 1e-3 * kept:
+        if kept and abs(kept - each.makespan) > 1e-3 * kept:
             note = "; ".join(filter(None, (note, f"{seconds(kept)} if the weights lived there")))
         more = change(each.makespan / plan.makespan - 1 if plan.makespan else 0.0)
-        rows.append((each.policy, each.split, seconds(each.makespan), more, note))
-    if not any(row[1] for row in rows[1:]):
-        return table([(name, *rest) for name, _, *rest in rows], right=(1, 2), width=COLUMNS)
-    return table(rows, right=(2, 3), width=COLUMNS)
+        rows.append((each.name, seconds(each.makespan), more, note))
+    return table(rows, right=(1, 2), width=COLUMNS)
 
 
 def _path(plan: Plan, most: int | None) -> str:
-    parts = sections(plan)
+    parts, path, total = sections(plan), plan.critical, plan.makespan or 1.0
     longest = sorted(parts, key=lambda part: part.start - part.end)[:most]
     rows = [("from", "to", "where", "what", "clusters", "waited for")]
     for part in sorted(longest, key=lambda part: (part.start, part.end)):
         why = waited(plan, part.steps[0]) if part.steps else ""
         count = str(len(part.steps)) if part.kind == "compute" else ""
         rows.append((seconds(part.start), seconds(part.end), part.where, part.what, count, why))
-    lines = [wrapped(path_shares(plan)), table(rows, right=(0, 1, 4), width=COLUMNS)]
+    waits = max(0.0, plan.makespan - path.compute_s - path.transfer_s)
+    compute, transfer, waiting = (percent(s / total) for s in (path.compute_s, path.transfer_s, waits))
+    lines = [
+        f"critical path: {compute} compute, {transfer} transfer, {waiting} waiting; any delay here delays the result",
+        table(rows, right=(0, 1, 4), width=COLUMNS),
+    ]
     if len(longest) < len(parts):
         lines.append(f"… the {len(longest)} longest of {len(parts)} stretches")
     return "\n".join(lines)
@@ -316,5 +315,5 @@ def _reasons(plan: Plan, most: int | None) -> str:
     longest = sorted(plan.placed, key=lambda placed: (placed.start - placed.end, placed.start))[:most]
     if not longest:
         return ""
-    head = f"why each cluster is where it is (the {len(longest)} longest of {len(plan.placed)})"
-    return f"{head}\n{reasons_table(plan, longest)}"
+    count = f" (the {len(longest)} longest of {len(plan.placed)})" if len(longest) < len(plan.placed) else ""
+    return f"why each cluster is where it is{count}\n{reasons_table(plan, longest)}"

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pkgutil import resolve_name
 
-from ...ir import pictures
 from ...ir.display_names import common_module
 from ...ir.plan import Candidate, Choice, Plan, Reason
 from ...ir.timeline import Placed, Transfer
 from ...planner.what_if import changes
-from ...system.text import COLUMNS, meant, percent, seconds, table, wrapped
+from ...system.text import COLUMNS, matching, percent, printable, seconds, table, wrapped
 
 _MOST_CHANGES = 6
+"""Limit on the changes of hardware in a table."""
 _MOST_BLOCKS = 8
 """Limit on the clusters that are explained at length."""
 
@@ -26,12 +27,12 @@ def explain_clusters(plan: Plan, names: Iterable[str]) -> str:
 
     Raises PlanError for a name that nothing has.
     """
-    known, chosen = clusters_by_name(plan), dict[str, None]()
+    plan = plan.printable
+    known, chosen = _clusters_by_name(plan), dict[str, None]()
     for name in names:
         complaint = f"{name!r} is not a task of {plan.costed.graph.name!r}"
-        for match in meant(name, known, complaint):
-            chosen |= dict.fromkeys(known[match])
-    plan = plan.printable
+        for match in matching(printable(name), known, complaint):
+            chosen |= known[match]
     if not chosen:
         return "Nothing of this is computed in a call."
     if len(chosen) > _MOST_BLOCKS:
@@ -41,57 +42,48 @@ def explain_clusters(plan: Plan, names: Iterable[str]) -> str:
     )
 
 
-def clusters_by_name(plan: Plan) -> dict[str, list[str]]:
-    """Return the clusters of `plan.printable` by each name that a report or a picture may show: of clusters, tasks,
-    modules, values (their producer and readers), devices, lanes, and of parts of the critical path.
-
-    A name of several kinds stands for the first of these.
-    """
-    names: dict[str, list[str]] = {}
-    shown = dict(zip(plan.place, plan.printable.place))
-    for each in (plan, plan.printable) if plan is not plan.printable else (plan,):
-        graph, words = each.costed.graph, each.words
-        pairs: list[list[tuple[str, str]]] = [[] for _ in range(5)]
-        clusters, tasks, modules, values, places = pairs
-        for cluster in each.place:
-            runs = [graph.task[task] for task in each.costed.cluster[cluster].tasks]
-            clusters += [(cluster, cluster), (words.cluster(cluster), cluster)]
-            tasks += [(name, cluster) for task in runs for name in (task.name, words.task(task))]
-            for path in {task.module for task in runs}:
-                modules += [(path[: match.start()], cluster) for match in re.finditer(r"\.|$", path)]
-            for value in (*each.costed.cluster[cluster].makes, *each.costed.cluster[cluster].reads):
-                values += [(name, cluster) for name in (value, words.value(value))]
-            places += [(name, cluster) for name in (each.place[cluster].device, each.place[cluster].lane)]
-            arriving = {*each.costed.cluster[cluster].reads}
-            places += [
-                (f"{copy.src} → {copy.dst}", cluster)
-                for copy in each.transfers
-                if copy.dst == each.place[cluster].device and copy.value in arriving
-            ]
-        places += [(device, "") for device in each.costed.machine.device]
-        places += [(f"{copy.src} → {copy.dst}", "") for copy in each.transfers]
-        pairs.append(pictures.render("titles", each))
-        parts = sections(each)
-        for part in parts:
-            steps = [each.steps[number] for number in part.steps]
-            pairs.append([(part.what, step.cluster) for step in steps if isinstance(step, Placed)])
-        for kind in pairs:
-            found: dict[str, list[str]] = {}
-            for name, cluster in kind:
-                found.setdefault(name, []).extend([shown.get(cluster, cluster)] if cluster else [])
-            names = {**found, **names}
+def _clusters_by_name(plan: Plan) -> dict[str, dict[str, None]]:
+    """Return the clusters by each name that a report or a picture may show: of clusters, tasks, modules, devices,
+    lanes, links, stretches of the critical path, and values (their producer and readers), unless a value has the name
+    of anything else."""
+    graph, words, place = plan.costed.graph, plan.words, plan.place
+    idle = [*plan.costed.machine.device, *(f"{copy.src} → {copy.dst}" for copy in plan.transfers)]
+    names: dict[str, dict[str, None]] = {name: {} for name in idle}
+    values: dict[str, dict[str, None]] = {}
+    called = list(resolve_name("autopar.view.placed.fold:titles")(plan))
+    for part in sections(plan):
+        steps = (plan.steps[number] for number in part.steps)
+        called += [(part.what, step.cluster) for step in steps if isinstance(step, Placed)]
+    for cluster, placed in place.items():
+        costed = plan.costed.cluster[cluster]
+        mine = [cluster, words.cluster(cluster), placed.device, placed.lane]
+        for task in map(graph.task.__getitem__, costed.tasks):
+            mine += [task.name, words.task(task)]
+            mine += [task.module[: match.start()] for match in re.finditer(r"\.|$", task.module)]
+        called += [(name, cluster) for name in mine]
+        for value in (*costed.makes, *costed.reads):
+            for name in (value, words.value(value)):
+                values.setdefault(name, {})[cluster] = None
+    for copy in plan.transfers:
+        readers = values.get(copy.value, {})
+        called += [(f"{copy.src} → {copy.dst}", to) for to in readers if place[to].device == copy.dst]
+    for name, cluster in called:
+        names.setdefault(name, {})[cluster] = None
     names.pop("", None)
-    return names
+    return {**values, **names}
 
 
 def reasons_table(plan: Plan, chosen: Sequence[Placed]) -> str:
-    """Return the place, time, wait and reason of some clusters, one row each."""
+    """Return the place, time, wait and reason of some clusters, one row each; a reason that all share stands above."""
     rows = [("cluster", "device", "takes", "slack", "waited for", "why there")]
     for placed in chosen:
         number = plan.critical.number[placed.cluster]
         times = seconds(placed.end - placed.start), seconds(plan.critical.slack[number])
         why = plan.reason[placed.cluster].text
         rows.append((plan.words.cluster(placed.cluster), placed.device, *times, waited(plan, number), why))
+    if len(rows) > 2 and len({row[-1] for row in rows[1:]}) == 1:
+        reason = wrapped(f"all of them for one reason: {rows[1][-1]}")
+        return f"{reason}\n{table([row[:-1] for row in rows], right=(2, 3), width=COLUMNS)}"
     return table(rows, right=(2, 3), width=COLUMNS)
 
 
@@ -100,62 +92,54 @@ def _block(plan: Plan, cluster: str) -> str:
     step, number = plan.place[cluster], plan.critical.number[cluster]
     late = f"slack {seconds(plan.critical.slack[number])}"
     late = "on the critical path" if number in plan.critical.on_path else late
-    span = f"{seconds(step.start)} → {seconds(step.end)}"
-    head = f"{plan.words.cluster(cluster)} on {step.lane}: {span}, {late}"
+    head = (
+        f"{plan.words.cluster(cluster)} on {step.lane}: {seconds(step.start)} → {seconds(step.end)}, {late}"
+    )
     reason = plan.reason[cluster]
-    lines = [f"waited for {waited(plan, number) or 'nothing'}", *_choices(step.device, reason), reason.text]
-    return "\n  ".join([wrapped(head), *(part for line in lines for part in _indented(line))])
-
-
-def _indented(line: str) -> list[str]:
-    """Return a line of a table as it is, a longer one wrapped."""
-    return [line] if len(line) <= COLUMNS - 2 else wrapped(line, COLUMNS - 2).splitlines()
-
-
-def _choices(device: str, reason: Reason) -> list[str]:
-    if len(reason.choices) < 2:
-        return []
-    rows = [("device", "inputs there", "starts", "ends", "")]
-    for choice, late in choices(device, reason):
-        if choice.end is None:
-            rows.append((choice.device, "-", "-", "-", choice.why))
-        else:
-            starts = seconds(max(choice.arrives, choice.free))
-            rows.append((choice.device, seconds(choice.arrives), starts, seconds(choice.end), late))
-    return table(rows, right=(1, 2, 3), width=COLUMNS - 2).splitlines()
+    lines = wrapped(f"waited for {waited(plan, number) or 'nothing'}", COLUMNS - 2).splitlines()
+    if len(reason.choices) > 1:
+        rows = [("device", "inputs there", "starts", "ends", "")]
+        for choice, late in choices(step.device, reason):
+            if choice.end is None:
+                rows.append((choice.device, "-", "-", "-", choice.why))
+            else:
+                starts = seconds(max(choice.arrives, choice.free))
+                rows.append((choice.device, seconds(choice.arrives), starts, seconds(choice.end), late))
+        lines += table(rows, right=(1, 2, 3), width=COLUMNS - 2).splitlines()
+    lines += wrapped(reason.text, COLUMNS - 2).splitlines()
+    return "\n  ".join([wrapped(head), *lines])
 
 
 def choices(device: str, reason: Reason) -> list[tuple[Choice, str]]:
-    """Return the choices of a cluster, its own `device` first, then by end, each with how much later it would end
-    there."""
-    order = sorted(reason.choices, key=lambda c: (c.device != device, c.end is None, c.end or 0.0))
-    own_end = next((choice.end for choice in order if choice.device == device), None)
-    return [(choice, "chosen" if choice.device == device else _against(choice, own_end)) for choice in order]
+    """Return the choices of a cluster, that of its own `device` first, then by end, each with how much later the
+    cluster would end there: `+1.2 ms`, `−0.3 ms`."""
 
+    def later(choice: Choice) -> str:
+        if choice is own or choice.end is None or own.end is None:
+            return "chosen" if choice is own else "-"
+        late = choice.end - own.end
+        if abs(late) <= 1e-9 * max(choice.end, own.end):
+            return "0 s"
+        return f"{'+' if late > 0 else '−'}{seconds(abs(late))}"
 
-def _against(choice: Choice, own_end: float | None) -> str:
-    """Return the end of a cluster on another device relative to its own: `+1.2 ms`, `−0.3 ms`."""
-    if choice.end is None or own_end is None:
-        return "-"
-    late = choice.end - own_end
-    if abs(late) <= 1e-9 * max(choice.end, own_end):
-        return "0 s"
-    return f"{'+' if late > 0 else '−'}{seconds(abs(late))}"
+    own, *others = sorted(reason.choices, key=lambda c: (c.device != device, c.end is None, c.end or 0.0))
+    return [(choice, later(choice)) for choice in (own, *others)]
 
 
 def helps(plan: Plan, most: int | None = None) -> str:
     """Return the changes of hardware that would shorten the plan most, each alone, with the predictions; with `most`,
     only the first one."""
     rows = [
-        (change.what, seconds(change.seconds), f"−{percent(1 - change.seconds / plan.makespan)}")
-        for change in changes(plan)[:_MOST_CHANGES]
+        (each.what, seconds(plan.makespan - each.seconds), percent(1 - each.seconds / plan.makespan))
+        for each in changes(plan)[:_MOST_CHANGES]
     ]
     if not rows:
         return "No kind of device and no link, if it were twice as fast, would shorten the makespan."
+    best = wrapped("What would help most: {} saves {} or more ({}).".format(*rows[0]))
     if most:
-        return wrapped("What would help most: {}: {} ({}).".format(*rows[0]))
-    text = f"What would help most: {rows[0][0]} (the same plan, each change alone)\n"
-    return text + table([("change", "makespan", "against now"), *rows], right=(1, 2), width=COLUMNS)
+        return best
+    heads = ("each alone, tasks placed as now", "saves at least", "of the call")
+    return f"{best}\n{table([heads, *rows], right=(1, 2), width=COLUMNS)}"
 
 
 def waited(plan: Plan, number: int) -> str:
@@ -180,18 +164,10 @@ def waited(plan: Plan, number: int) -> str:
     return f"{resource}, busy with {named}, {seconds(late)}"
 
 
-def path_shares(plan: Plan) -> str:
-    """Return the shares of compute, transfers and waits in the critical path as a sentence."""
-    path, total = plan.critical, plan.makespan or 1.0
-    waits = max(0.0, plan.makespan - path.compute_s - path.transfer_s)
-    compute, transfer, waiting = (percent(s / total) for s in (path.compute_s, path.transfer_s, waits))
-    return f"critical path: {compute} compute, {transfer} transfer, {waiting} waiting; any delay here delays the result"
-
-
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A section of the critical path: `compute` on one device, one `copy`, or a `wait` that no step explains. `steps`:
-    numbers of its steps."""
+    """A stretch of the critical path: `compute` on one device, one `copy`, or a `wait` for the host, whose dispatch is
+    no step. `steps`: numbers of its steps."""
 
     kind: str
     start: float
@@ -202,31 +178,24 @@ class Section:
 
 
 def sections(plan: Plan) -> list[Section]:
-    """Return the critical path in sections: consecutive clusters of one lane are one, gaps above 0.1 % are waits."""
-    groups: list[list[int]] = []
-    clock, starts = 0.0, list[float]()
-    for number in plan.critical.path:
-        step, before = plan.steps[number], plan.steps[groups[-1][-1]] if groups else None
-        late = step.start - clock > plan.makespan * 1e-3
-        if not late and isinstance(step, Placed) and isinstance(before, Placed) and before.lane == step.lane:
-            groups[-1].append(number)
-        else:
-            groups.append([number])
-            starts.append(clock if late else step.start)
-        clock = max(clock, step.end)
+    """Return the critical path in stretches: consecutive clusters of one lane are one, gaps above 0.1 % are waits."""
     parts: list[Section] = []
-    for numbers, start in zip(groups, starts):
-        first, last = plan.steps[numbers[0]], plan.steps[numbers[-1]]
-        if start < first.start:
-            what = "waits; no cluster or transfer explains it"
-            parts.append(Section("wait", start, first.start, first.lane, what))
-        if isinstance(first, Transfer):
-            kind, where, what = "copy", f"{first.src} → {first.dst}", plan.words.value(first.value)
+    clock, before, first, words = 0.0, None, "", plan.words
+    for number in plan.critical.path:
+        step = plan.steps[number]
+        late = step.start - clock > plan.makespan * 1e-3
+        if late:
+            parts.append(Section("wait", clock, step.start, step.lane, "waits for the host"))
+        if isinstance(step, Transfer):
+            where, what = f"{step.src} → {step.dst}", words.value(step.value)
+            parts.append(Section("copy", step.start, step.end, where, what, (number,)))
+        elif not late and isinstance(before, Placed) and before.lane == step.lane:
+            last, what = parts[-1], f"{first} … {words.cluster(step.cluster)}"
+            parts[-1] = replace(last, end=step.end, what=what, steps=(*last.steps, number))
         else:
-            kind, where, what = "compute", first.lane, plan.words.cluster(first.cluster)
-            if isinstance(last, Placed) and len(numbers) > 1:
-                what += f" … {plan.words.cluster(last.cluster)}"
-        parts.append(Section(kind, first.start, last.end, where, what, tuple(numbers)))
+            first = words.cluster(step.cluster)
+            parts.append(Section("compute", step.start, step.end, step.lane, first, (number,)))
+        clock, before = max(clock, step.end), step
     return parts
 
 
@@ -240,24 +209,21 @@ def on_one_device(plan: Plan) -> str:
     """Return the reason why everything is on one device; "" if it is not."""
     if len({placed.device for placed in plan.placed}) != 1:
         return ""
-    text, other = f"Everything is on {plan.placed[0].device}", alternative(plan)
+    text = f"Everything is on {plan.placed[0].device}"
     if len(plan.costed.machine.devices) == 1:
         return f"{text}, the only device there is."
-    if other is None or other.makespan is None:
+    others = [(c.makespan, c.policy, c.name, c.note) for c in plan.candidates if c.makespan is not None]
+    others = [each for each in others if not each[1].startswith("single")]
+    if not others:
         return f"{text}; no other candidate was feasible, or could be shorter."
-    lost = other.makespan - plan.makespan
-    if lost < 0 and other.note:
-        return f"{text}: {other.name} is predicted to take {seconds(other.makespan)}, but {other.note}."
+    took, _, name, note = min(others)
+    lost = took - plan.makespan
+    if lost < 0 and note:
+        return f"{text}: {name} is predicted to take {seconds(took)}, but {note}."
     if lost <= 1e-6 * plan.makespan:
         return f"{text}: no plan over several devices was found that takes less."
     more = f"{seconds(lost)} more ({lost / plan.makespan * 100:+.1f} %)"
-    return f"{text}: the best plan over several ({other.name}) would take {seconds(other.makespan)}, {more}."
-
-
-def alternative(plan: Plan) -> Candidate | None:
-    """Return the best candidate on several devices; None if none is feasible."""
-    others = [c for c in plan.candidates if c.makespan is not None and not c.policy.startswith("single")]
-    return min(others, key=lambda c: (c.makespan, c.policy), default=None)
+    return f"{text}: the best plan over several ({name}) would take {seconds(took)}, {more}."
 
 
 def baseline(plan: Plan) -> tuple[str, float] | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from ...ir.display_names import PHASES
@@ -92,30 +91,17 @@ def level_at(steps: tuple[tuple[float, int], ...], when: float) -> int:
     return steps[position][1] if position >= 0 else 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Phase:
-    """A phase of a step. `span`: seconds in which any of its clusters or copies is active; `adds`: those of them in
-    which no earlier phase is active."""
-
-    name: str
-    span: float
-    adds: float
-
-
-def phases(plan: Plan, timeline: Timeline) -> tuple[_Phase, ...]:
-    """Return the phases that take time, in order; none for a plan without a backward."""
-    if not plan.words.training:
-        return ()
-    result: list[_Phase] = []
+def phases(plan: Plan, timeline: Timeline) -> dict[str, tuple[float, float]]:
+    """Return two times of each phase that takes any, in order, for a plan with a backward: seconds in which any of its
+    clusters or copies is active, and those of them in which no earlier phase is."""
+    result: dict[str, tuple[float, float]] = {}
     before: list[Interval] = []
-    for name, intervals in _phase_intervals(plan, timeline).items():
+    for name, intervals in _phase_intervals(plan, timeline).items() if plan.words.training else ():
         if intervals:
             merged = union(intervals)
-            span = length(merged)
-            adds = span - shared(merged, before)
-            result.append(_Phase(name, span, adds))
+            result[name] = length(merged), length(merged) - shared(merged, before)
             before = union((*before, *merged))
-    return tuple(result)
+    return result
 
 
 def hidden(plan: Plan, timeline: Timeline) -> float:

@@ -7,7 +7,7 @@ from functools import partial
 
 from ...ir.device import kind_of
 from ...ir.timeline import Memory, Timeline
-from ...system.text import free, percent, seconds, size
+from ...system.text import percent, percent_free, seconds, size
 from ..drawing import design
 from ..drawing.design import GRID, INK, PAPER, QUIET, Shade, shades
 from ..drawing.free_space import Point
@@ -26,7 +26,7 @@ from .bars import LEFT, WIDTH, Chart, measured_bars, pale, planned_bars, solid
 
 _NAMES = {"0": "compute", "in": "copy in", "out": "copy out"}
 _MEMORY_HIGH, _CURVE = 136.0, 100.0
-_TOP = 46.0
+_TOP = 52.0
 """Pixels from the legend to the lanes, for the labels of the axis."""
 
 
@@ -113,8 +113,8 @@ def _lanes(chart: Chart, timeline: Timeline) -> float:
     busy, overlap = busy_shares(timeline), overlaps(timeline)
     plan = predicted or timeline
     hot = {(plan.spans[number].lane, plan.spans[number].name) for number in plan.path}
-    chart.text(chart.right + 30, _TOP - 8, "busy", 12, bold=True)
-    chart.text(chart.right + 142, _TOP - 8, "overlap", 12, bold=True)
+    chart.text(chart.right + 22, _TOP - 8, "busy", 12, bold=True)
+    chart.text(chart.right + 110, _TOP - 8, "overlap", 12, bold=True)
     y = _TOP + 10
     for device, shade in chart.shades.items():
         if y > _TOP + 10:
@@ -132,8 +132,8 @@ def _lanes(chart: Chart, timeline: Timeline) -> float:
             _name(chart, shade, "" if index else device, name, middle)
             planned_bars(chart, planned.get(lane, ()), shade, y + 5, above)
             measured_bars(chart, real[lane], shade, y + tall - below - 7, below, hot, copies)
-            _share(chart, chart.right + 30, middle, busy[lane], shade.hue)
-            _share(chart, chart.right + 142, middle, overlap[lane], "#8792A3")
+            _share(chart, chart.right + 22, middle, busy[lane], shade.hue)
+            _share(chart, chart.right + 110, middle, overlap[lane], "#8792A3")
             y += tall + 8
         y += 6
     return y
@@ -150,9 +150,9 @@ def _name(svg: Svg, shade: Shade, device: str, lane: str, middle: float) -> None
 
 def _share(svg: Svg, x: float, middle: float, share: float | None, color: str) -> None:
     if share is not None:
-        svg.rect(x, middle - 5, 52, 10, rx=2, fill=GRID)
-        svg.rect(x, middle - 5, 52 * min(1.0, share), 10, rx=2, fill=color)
-        svg.text(x + 96, middle + 4, percent(share), 12, anchor="end")
+        svg.rect(x, middle - 5, 36, 10, rx=2, fill=GRID)
+        svg.rect(x, middle - 5, 36 * min(1.0, share), 10, rx=2, fill=color)
+        svg.text(x + 80, middle + 4, percent(share), 12, anchor="end")
 
 
 def _ends(chart: Chart, timeline: Timeline, bottom: float) -> None:
@@ -208,11 +208,11 @@ def _memory_row(chart: Chart, memory: Memory, planned: Memory | None, y: float, 
     at_peak = chart.x(next(when for when, count in memory.steps if count == memory.peak))
     chart.circle(at_peak, level(memory.peak), 4.5, fill=PAPER, stroke=shade.hue, stroke_width=2)
     rows = [("peak", size(memory.peak)), ("cap", size(cap) if cap else "none")]
-    rows += [("free", free(1 - memory.peak / cap))] if cap else []
+    rows += [("free", percent_free(1 - memory.peak / cap))] if cap else []
     rows += [("planned", size(planned.peak))] if planned else []
     for index, (what, text) in enumerate(rows):
-        chart.text(chart.right + 30, y + 18 + index * 21, what, 12, QUIET)
-        chart.text(chart.right + 142, y + 18 + index * 21, text, 12)
+        chart.text(chart.right + 22, y + 18 + index * 21, what, 12, QUIET)
+        chart.text(chart.right + 110, y + 18 + index * 21, text, 12)
     chart.line((LEFT, bottom), (chart.right, bottom), "grid")
 
 

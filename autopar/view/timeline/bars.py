@@ -3,6 +3,7 @@ fit."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +16,11 @@ from ..drawing.svg import MARGIN, Svg, ticks
 from ..placed.fold import block_of
 
 WIDTH = 1600.0
-LEFT = 196.0
-_PLAIN = 40
-"""Number of spans of a lane above which the successive ones of one block of layers are one bar."""
+LEFT = 176.0
+_PLAIN = 20
+"""Number of spans of a compute lane above which the successive ones of one block of layers are one bar."""
+_NARROW, _NEAR = 40.0, 5.0
+"""Pixels below which a bar joins its neighbour of the same block, and at most between the two."""
 _MOST_JOINED = 64
 
 
@@ -26,7 +29,7 @@ class Chart(Svg):
 
     def __init__(self, timeline: Timeline, width: float = WIDTH) -> None:
         super().__init__(width, 0, f"timeline of {timeline.title}")
-        self.right, self.bars = width - MARGIN - 238.0, 0
+        self.right, self.bars = width - MARGIN - 190.0, 0
         """Right edge of the lanes in pixels, and number of bars with facts."""
         titles = [title for span in timeline.spans for title in (span.title, _unit(span)[0])]
         self.names = design.Names(dict.fromkeys(titles))
@@ -51,8 +54,8 @@ class Chart(Svg):
 
 @dataclass(frozen=True, slots=True)
 class _Bar:
-    """One bar from `x` on, `w` wide, for one span, or for several touching ones below a pixel. `waits`: start of the
-    box of a copy's wait; None if invisible."""
+    """One bar from `x` on, `w` wide, for one span, or for several of one block of layers or below a pixel. `waits`:
+    start of the box of a copy's wait; None if invisible."""
 
     x: float
     w: float
@@ -67,7 +70,7 @@ class _Bar:
     @property
     def title(self) -> str:
         """Name of its span, or of the module of several; empty for several modules."""
-        units = {_unit(span) for span in self.spans if span.module}
+        units = {_unit(span) for span in self.spans if span.module or span.kind == "copy"}
         if len(self.spans) == 1:
             return self.spans[0].title
         return " ".join(filter(None, units.pop())).removesuffix(" forward") if len(units) == 1 else ""
@@ -80,44 +83,43 @@ class _Bar:
 
 def _bars(chart: Chart, spans: tuple[Span, ...]) -> list[_Bar]:
     bars: list[_Bar] = []
-    if len(spans) > _PLAIN and spans[0].kind == "compute":
-        return [
-            _Bar(chart.x(row[0].start), chart.x(row[-1].end) - chart.x(row[0].start), tuple(row))
-            for row in _blocks(spans, chart.span * 0.004)
-        ]
+    whole = len(spans) > _PLAIN and spans[0].kind == "compute"
     for span in spans:
         x = chart.x(span.start)
         w = chart.x(span.end) - x
         last = bars[-1] if bars else None
-        thin = w < 1.2 and last is not None and (last.w < 1.2 or (last.w < 8 and len(last.spans) > 1))
-        if last and thin and x - last.right < 0.5 and len(last.spans) < _MOST_JOINED:
-            bars[-1] = _Bar(last.x, max(last.w, x + w - last.x), (*last.spans, span), last.waits)
-            continue
         waits = None
         if span.ready is not None:
             waits = max(chart.x(span.ready), last.right + 1 if last else LEFT)
-        bars.append(_Bar(x, w, (span,), waits if waits is not None and x - waits >= 3 else None))
+            waits = waits if x - waits >= 3 else None
+        if last and waits is None and (_alike(last, span, x, w, whole) or _thin(last, x, w)):
+            bars[-1] = _Bar(last.x, max(last.w, x + w - last.x), (*last.spans, span), last.waits)
+        else:
+            bars.append(_Bar(x, w, (span,), waits))
     return bars
 
 
+def _alike(last: _Bar, span: Span, x: float, w: float, whole: bool) -> bool:
+    """Return True if a span belongs to the block of the bar before it: with `whole` always, else if one is narrow.
+    Spans outside of modules, such as sums of gradients in a backward, belong to what is before them."""
+    first = last.spans[0]
+    loose = span.kind == "compute" and not span.module and span.phase == first.phase
+    near = x - last.right <= _NEAR and (whole or min(last.w, w) < _NARROW)
+    return near and (loose or _unit(first) == _unit(span))
+
+
+def _thin(last: _Bar, x: float, w: float) -> bool:
+    """Return True if a span below a pixel touches others that are one bar."""
+    thin = w < 1.2 and (last.w < 1.2 or (last.w < 8 and len(last.spans) > 1))
+    return thin and x - last.right < 0.5 and len(last.spans) < _MOST_JOINED
+
+
 def _unit(span: Span) -> tuple[str, str]:
-    """Return the numbered or outermost module of a span, and its phase: `encoder.layer.3`, `backward`."""
-    block = block_of(span.module)
-    return f"{block[0]}.{block[1]}" if block else span.module.partition(".")[0], span.phase
-
-
-def _blocks(spans: tuple[Span, ...], gap: float) -> list[list[Span]]:
-    """Return the successive spans of one module and phase, at most `gap` seconds apart. Spans outside of modules, such
-    as sums of gradients in a backward, belong to what is before them."""
-    rows: list[list[Span]] = []
-    for span in spans:
-        row = rows[-1] if rows else []
-        alike = row and (_unit(row[0]) == _unit(span) or (not span.module and span.phase == row[0].phase))
-        if alike and span.start - row[-1].end <= gap:
-            row.append(span)
-        else:
-            rows.append([span])
-    return rows
+    """Return the numbered or outermost module of a span, and its phase: `encoder.layer.3`, `backward`; for a copy, the
+    numbered module of its value, else the value."""
+    if span.kind == "copy":
+        return block_of(re.split("[ ,]", span.title, maxsplit=1)[0]) or span.title, ""
+    return block_of(span.module) or span.module.partition(".")[0], span.phase
 
 
 def pale(svg: Svg, shade: Shade, x: float, y: float, w: float, h: float, phase: str = "") -> None:
@@ -172,7 +174,7 @@ def measured_bars(
         until = min(
             after.begin if after else chart.right, *(end for end in (*chart.ends, chart.right) if end > left)
         )
-        name = chart.names.fit(title, bar.w - 8, 11.5, True, cut=False)
+        name = chart.names.fit(title, bar.w - 5, 11.5, True, cut=False)
         beside = "" if name else chart.names.fit(title, min(170.0, until - left - 14), 11.5, cut=False)
         if name:
             light = span.phase != "backward" and shade.hue in ("#E69F00", "#56B4E9", "#CC79A7")
@@ -191,7 +193,7 @@ def _inside(
     chart: Chart, left: float, right: float, y: float, texts: list[str], color: str, bold: bool = False
 ) -> None:
     """Write the first of `texts` that fits between two positions in their middle; none if none fits."""
-    fitting = (text for text in texts if design.width(text, 11.5, bold) + 8 <= right - left)
+    fitting = (text for text in texts if design.width(text, 11.5, bold) + 5 <= right - left)
     chart.text((left + right) / 2, y, next(fitting, ""), 11.5, color, bold=bold, anchor="middle")
 
 

@@ -1,4 +1,4 @@
-"""Models in a library's own form, kept on disk for later processes, which then neither trace nor convert."""
+"""Files of models in a library's own form, with which later processes need neither trace nor convert."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from ...system import cache
 log = logging.getLogger("autopar")
 
 ROOM = 2 << 30
-"""Limit on the bytes of all kept models. The least recently used are deleted."""
+"""Limit on the bytes of all files. The least recently used are deleted."""
 
 
 def folder() -> Path:
-    """Return the folder of kept models."""
+    """Return the folder of the files."""
     return cache.folder() / "kernels"
 
 
-def kept(
+def stored(
     library: str,
     version: str,
     module: fx.GraphModule,
     inputs: Sequence[torch.Tensor],
     make: Callable[[], bytes],
 ) -> bytes:
-    """Return what `make` returns, or what it returned in an earlier process for a module of the same code and weights,
-    inputs of the same form, and the same versions. `module.meta["bounds"]` is kept too. Raises its errors."""
+    """Return the bytes of `make()`, stored for later processes with a module of the same code and weights, inputs of
+    the same form, and the same versions. `module.meta["bounds"]` is stored too. Raises the errors of `make`."""
     path = _path(library, version, module, inputs)
     try:
         header, _, data = path.read_bytes().partition(b"\n")
@@ -49,7 +49,7 @@ def kept(
         part.replace(path)
         _prune()
     except OSError as error:
-        log.info("a model is not kept for later processes: %s", error)
+        log.info("a model is not stored for later processes: %s", error)
     return data
 
 
@@ -68,8 +68,8 @@ def _path(library: str, version: str, module: fx.GraphModule, inputs: Sequence[t
 def _prune() -> None:
     """Delete the least recently used files beyond `ROOM`, parts of processes that have ended among them."""
     files = [(each.stat().st_mtime, each.stat().st_size, each) for each in folder().iterdir()]
-    left = ROOM
+    room = ROOM
     for _, size, path in sorted(files, reverse=True):
-        left -= size
-        if left < 0:
+        room -= size
+        if room < 0:
             path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""A two-layer MLP on one CPU and two accelerators: placed, run, drawn, explained.
+"""`python -m autopar demo`: a two-layer MLP on one CPU and two accelerators: placed, run, drawn, explained.
 
 With two GPUs it uses them. Without, worker threads emulate two T4s on a slowed clock: the values are real, and the
 times are those of the T4s. Everything printed and drawn says so.
@@ -7,10 +7,13 @@ With --train it is a training step: a batch in two halves, forward and backward 
 weights updated on the CPU and copied back while the backward goes on, as in d2l.ai, figure 13.3.1.
 """
 
+from __future__ import annotations
+
 import argparse
 import copy
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,21 +21,26 @@ import torch
 from torch import nn
 
 import autopar
-from autopar import view
-from autopar.cli import Parser
-from autopar.ir.timeline import Timeline
-from autopar.runtime.record import Recording, scaled
-from autopar.system.text import seconds
+
+from .. import view
+from ..ir.timeline import Timeline
+from ..runtime.record import Recording, scaled
+from ..system.text import seconds
+from . import Parser
 
 
 class MLP(nn.Module):
+    """Two linear layers with a ReLU between them."""
+
     def __init__(self, inputs: int, hidden: int, outputs: int) -> None:
         super().__init__()
         self.fc1 = nn.Linear(inputs, hidden)
         self.fc2 = nn.Linear(hidden, outputs)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.fc2(torch.relu(self.fc1(x)))
+        """Return the outputs of a batch."""
+        outputs: torch.Tensor = self.fc2(torch.relu(self.fc1(x)))
+        return outputs
 
 
 def machine() -> autopar.Machine | list[str]:
@@ -57,7 +65,7 @@ def emulated(plan: autopar.Plan) -> str:
     machine = plan.costed.machine
     if not machine.emulated:
         return ""
-    chips = [device.chip for device in machine.devices if device.kind == "emulated"]
+    chips = [device.chip for device in machine.devices if device.traits.stand_in]
     return (
         f"Emulated: {len(chips)} worker threads compute the real values of {len(chips)} {chips[0]}s,\n"
         f"on a clock {machine.slow_down:g} times slower; all times are those of the chips."
@@ -66,7 +74,9 @@ def emulated(plan: autopar.Plan) -> str:
 
 def on_the_chips_clock(plan: autopar.Plan, timeline: Timeline) -> Timeline:
     """A measured timeline in the time of the declared chips, beside the prediction."""
-    return replace(scaled(timeline, 1 / (plan.costed.machine.slow_down or 1)), predicted=plan.timeline())
+    # The recorded prediction is on the clock of its call; the plan's machine may have a slower one since.
+    clock = timeline.predicted.makespan / plan.makespan if timeline.predicted else 1.0
+    return replace(scaled(timeline, 1 / clock), predicted=plan.timeline())
 
 
 def gain(plan: autopar.Plan, timeline: Recording) -> str:
@@ -107,10 +117,10 @@ def curve(steps: int, dtype: torch.dtype, devices: autopar.Machine | list[str]) 
         mine = step(data, target)
         theirs.zero_grad()
         loss = nn.functional.cross_entropy(plain(data), target)
-        loss.backward()
+        torch.autograd.backward(loss)
         theirs.step()
     step.close()
-    return abs(mine.item() - loss.item()) / abs(loss.item())
+    return float(abs(mine.item() - loss.item()) / abs(loss.item()))
 
 
 def recorded(
@@ -172,12 +182,16 @@ def pictures(fast: autopar.Compiled | autopar.TrainStep, timeline: Recording, ou
 
 
 def positive(text: str) -> int:
+    """Return a number of the command line. Raises ArgumentTypeError if it is not a whole number above 0."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return int(text)
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the demo and write its pictures; return 0 on success."""
+    # torch warns once when it traces without numpy, which nothing here needs.
+    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
     options = Parser(
         prog="python -m autopar demo",
         description=__doc__,
@@ -197,11 +211,11 @@ def main() -> None:
     options.add_argument("--train", action="store_true", help="a training step instead of a call")
     options.add_argument("--report", action="store_true", help="also print explain(), the whole report")
     options.add_argument("--steps", default=200, type=positive, help="steps of the loss curves (default 200)")
-    chosen = options.parse_args()
+    chosen = options.parse_args(argv)
     chosen.out.mkdir(parents=True, exist_ok=True)
     if chosen.train:
         train(chosen.steps, chosen.out, chosen.report)
-        return
+        return 0
 
     torch.manual_seed(0)
     devices = machine()
@@ -221,7 +235,4 @@ def main() -> None:
     if chosen.report:
         print(f"\n{fast.explain()}")
     pictures(fast, timeline, chosen.out, "placed")
-
-
-if __name__ == "__main__":
-    main()
+    return 0
