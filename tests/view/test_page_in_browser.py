@@ -175,6 +175,23 @@ def test_a_dark_notebook_has_a_dark_picture(opened, tmp_path, dark):
     assert light == (not dark)
 
 
+def test_facts_are_legible_in_both_themes(pages, opened):
+    for theme in ("light", "dark"):
+        page = opened(pages[0], theme=theme)
+        page.locator(MARK).first.click()
+        for part in ("h2", "h2 span", "dt", "dd"):
+            ink, ground = page.evaluate(
+                "(part) => ['#facts ' + part, '#facts'].map((place, i) => {"
+                "  const each = document.querySelector(place);"
+                "  const pen = document.createElement('canvas').getContext('2d', {willReadFrequently: true});"
+                "  pen.fillStyle = getComputedStyle(each)[i ? 'backgroundColor' : 'color'];"
+                "  pen.fillRect(0, 0, 1, 1);"
+                "  return [...pen.getImageData(0, 0, 1, 1).data].slice(0, 3).reduce((a, b) => a + b) / 3; })",
+                part,
+            )
+            assert abs(ink - ground) > 90, (theme, part)
+
+
 def test_themes_follow_the_system_and_the_button(pages, opened):
     ground = "getComputedStyle(document.querySelector('.picture div:nth-child(2) svg > rect')).fill"
     light, dark = (opened(pages[0], theme=theme) for theme in ("light", "dark"))
