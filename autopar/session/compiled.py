@@ -141,6 +141,11 @@ class Compiled:
             return placement.model(*args, **kwargs)
         return placement.call(*args, **kwargs)
 
+    def __dir__(self) -> list[str]:
+        # torch.jit.trace and inspect read every name, and these two raise before the first placed call.
+        missing = () if self._placement.session.latest else ("plan", "program")
+        return [name for name in super().__dir__() if name not in missing]
+
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Capture, plan and lower for these arguments, and build and choose kernels, as the first call would, without
         running."""

@@ -96,3 +96,13 @@ def test_gradients_come_to_the_cpu_and_new_weights_go_back_to_both(figure):
         assert ("fc2.weight_next", "cpu", f"emulated:{number}") in moved
         assert ("fc1.weight_next", "cpu", f"emulated:{number}") in moved
     assert not [move for move in moved if move[0] == "fc2.weight"]
+
+
+def test_the_next_forward_of_fc2_reads_what_was_copied_back(figure):
+    program = figure[0].program
+    for number in "01":
+        kept = (f"fc2.weight_next@emulated:{number}", "fc2.weight")
+        assert kept in program.keeps
+        lane = program.lane[f"emulated:{number}/0"]
+        readers = [s for s in lane.steps if f"fc2.weight@emulated:{number}" in getattr(s, "reads", ())]
+        assert readers and program.buffer[f"fc2.weight@emulated:{number}"].kind == "resident"

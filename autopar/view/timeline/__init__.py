@@ -7,7 +7,7 @@ from functools import partial
 
 from ...ir.device import kind_of
 from ...ir.timeline import Memory, Timeline
-from ...system.text import free, percent, seconds, size
+from ...system.text import percent, percent_free, seconds, size
 from ..drawing import design
 from ..drawing.design import GRID, INK, PAPER, QUIET, Shade, shades
 from ..drawing.free_space import Point
@@ -208,7 +208,7 @@ def _memory_row(chart: Chart, memory: Memory, planned: Memory | None, y: float, 
     at_peak = chart.x(next(when for when, count in memory.steps if count == memory.peak))
     chart.circle(at_peak, level(memory.peak), 4.5, fill=PAPER, stroke=shade.hue, stroke_width=2)
     rows = [("peak", size(memory.peak)), ("cap", size(cap) if cap else "none")]
-    rows += [("free", free(1 - memory.peak / cap))] if cap else []
+    rows += [("free", percent_free(1 - memory.peak / cap))] if cap else []
     rows += [("planned", size(planned.peak))] if planned else []
     for index, (what, text) in enumerate(rows):
         chart.text(chart.right + 22, y + 18 + index * 21, what, 12, QUIET)
