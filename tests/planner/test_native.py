@@ -57,7 +57,7 @@ def cooled(instance: Instance, seed: int, steps: float) -> list[Listed]:
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler is here")
 def test_the_native_search_was_built_here():
     assert native.LIBRARY, native.STATUS
-    assert native.STATUS.startswith("plans are searched for by ")
+    assert native.STATUS.startswith("native search: ")
 
 
 @needs_native
