@@ -91,7 +91,7 @@ def compile(
     _require_callable(model)
     _require_plain(model, "compile")
     args, kwargs = _examples(example_inputs, example_kwargs)
-    machine, options, given = prepared(
+    machine, options, existing = prepared(
         model,
         devices,
         pins=pins,
@@ -107,7 +107,7 @@ def compile(
         home=home,
         kernels=kernels,
     )
-    compiled = placed(model, machine, options, given, fullgraph, dynamic)
+    compiled = placed(model, machine, options, existing, fullgraph, dynamic)
     if example_inputs is not None or example_kwargs is not None:
         compiled.prepare(*args, **kwargs)
     return compiled
@@ -126,12 +126,12 @@ def prepared(
     machine = _machine(devices, memory, here=True)
     checked = Options(**{**options, "pins": options.get("pins") or {}}).fitting(machine, model)
     checked.require_homes(machine, model)
-    given = Plan.load(plan) if isinstance(plan, (str, PathLike)) else plan
-    if given is not None and not isinstance(given, Plan):
+    existing = Plan.load(plan) if isinstance(plan, (str, PathLike)) else plan
+    if existing is not None and not isinstance(existing, Plan):
         raise PlanError(
-            f"plan={given!r} is not a plan; give fast.plan, what autopar.plan made, or a file of Plan.save"
+            f"plan={existing!r} is not a plan; give fast.plan, a result of autopar.plan, or a file of Plan.save"
         )
-    return machine, checked, given
+    return machine, checked, existing
 
 
 def plan(
@@ -182,7 +182,7 @@ def plan(
     if options.measure is None:
         options = replace(options, measure=options.explains(machine))
     if criterion is not None or optimizer is not None:
-        _require_made(criterion=criterion, optimizer=optimizer)
+        _require_instances(criterion=criterion, optimizer=optimizer)
         if not (criterion is None or callable(criterion)):
             raise CaptureError(
                 f"criterion={criterion!r} is not a function; give criterion(outputs, *targets)"
@@ -191,7 +191,7 @@ def plan(
         captured, tensors = timed("capture", step_ahead, plain, criterion, optimizer, args, kwargs)
 
         def stepping(on: Machine) -> Plan:
-            return at_home(lambda asked: plan_captured(captured, on, asked, tensors), options, on)
+            return at_home(lambda each: plan_captured(captured, on, each, tensors), options, on)
 
         return fitting(machine, stepping)
     captured, tensors = timed("capture", ahead, plain, args, kwargs)
@@ -203,7 +203,7 @@ def plan(
     def planned(on: Machine) -> Plan:
         if not captured.tangents:
             return plan_captured(captured, on, options, tensors)
-        return at_home(lambda asked: plan_training(captured, on, asked, tensors, None)[1].plan, options, on)
+        return at_home(lambda each: plan_training(captured, on, each, tensors, None)[1].plan, options, on)
 
     return fitting(machine, planned)
 
@@ -283,7 +283,7 @@ def _require_step(
     model: Any, criterion: Any, step_fn: Any, optimizer: Any, autocast: Any, scaler: Any, clip_norm: Any
 ) -> None:
     """Raise CaptureError or PlanError if the arguments cannot make a training step."""
-    _require_made(model=model, criterion=criterion, step_fn=step_fn, optimizer=optimizer)
+    _require_instances(model=model, criterion=criterion, step_fn=step_fn, optimizer=optimizer)
     _require_trainable(model, None)
     _require_plain(model, "train_step")
     rule = criterion if step_fn is None else step_fn
@@ -318,12 +318,12 @@ def _require_trainable(model: Any, optimizer: Any) -> None:
         raise CaptureError(f"{model!r} is not a model; give an nn.Module, whose parameters can be trained")
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         raise CaptureError(
-            f"optimizer={optimizer!r} is not a torch optimizer; give one made of model.parameters()"
+            f"optimizer={optimizer!r} is not a torch optimizer; give one of model.parameters()"
         )
 
 
-def _require_made(**given: Any) -> None:
-    for what, kind in given.items():
+def _require_instances(**arguments: Any) -> None:
+    for what, kind in arguments.items():
         if isinstance(kind, type):
             raise CaptureError(
                 f"the {what} is the class {kind.__name__}; give an instance: {kind.__name__}(…)"
@@ -351,7 +351,7 @@ def _require_plain(model: Any, function: str) -> None:
 
 
 def _require_callable(model: Any) -> None:
-    _require_made(model=model)
+    _require_instances(model=model)
     if not callable(model):
         raise CaptureError(f"{model!r} is not a model; give an nn.Module or a function of tensors")
 

@@ -20,7 +20,7 @@ from .. import system
 from ..errors import CaptureError
 from ..ops.composites.define import shaped_whole
 from ..ops.composites.rules import LAYERS
-from ..system.process import uncollected
+from ..system.process import gc_paused
 from ..system.text import stage
 from .dynamo_settings import CAPTURES, FIXED, RECAPTURED, SETTINGS
 from .operators import BY_PARTS
@@ -111,7 +111,7 @@ class _Entry:
     def __call__(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
         settings, whole = torch._dynamo.config.patch(**self.settings), frame.f_code is self.code
         tracing = stage(f"torch.compile traces {self.name}") if whole else contextlib.nullcontext()
-        with tracing, settings, quiet, uncollected(), shaped_whole(LAYERS), restored_state():
+        with tracing, settings, quiet, gc_paused(), shaped_whole(LAYERS), restored_state():
             try:
                 result, known, before = self._captured(frame, *args, **kwargs)
             except FailOnRecompileLimitHit:

@@ -318,7 +318,8 @@ def compiling() -> Iterator[None]:
 
 
 def captures_lock() -> threading.RLock:
-    """Return the lock under which Dynamo captures, in one thread at a time. Take it before `thread_state.alone`."""
+    """Return the lock under which Dynamo captures, in one thread at a time. Take it before that of
+    `thread_state.capture_lock`."""
     from torch._dynamo import convert_frame
 
     return convert_frame.compile_lock

@@ -17,20 +17,20 @@ import torch
 from ..capture.torch_private import keeps_graph, memory, packs_saved, raising
 from ..ops.composites.define import drawn
 
-Written: TypeAlias = Callable[[Mapping[int, torch.Tensor]], Sequence[torch.Tensor] | None]
-"""The same call in eager, with other tensors in the place of those with these ids; returns its outputs, None if a
-tensor that the call takes has changed since."""
+EagerCall: TypeAlias = Callable[[Mapping[int, torch.Tensor]], Sequence[torch.Tensor] | None]
+"""A function that repeats a call in eager, with other tensors in place of the tensors with these ids; returns the
+outputs, None if a tensor that the call takes has changed since."""
 
 
 class _Bridge(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, halved: Any, inputs: Sequence[Any], written: Written | None, *leaves: torch.Tensor
+        ctx: Any, training: Any, inputs: Sequence[Any], eager: EagerCall | None, *leaves: torch.Tensor
     ) -> tuple[Any, ...]:
         """Return the outputs of the forward half, and save what its backward needs."""
         ctx.set_materialize_grads(False)
-        outputs, saved, held = halved.forward(inputs)
-        ctx.halved, ctx.saved, ctx.leaves, ctx.written = halved, len(saved), leaves, written
+        outputs, saved, held = training.forward(inputs)
+        ctx.training, ctx.saved, ctx.leaves, ctx.eager = training, len(saved), leaves, eager
         # Keep the tensors themselves, since saved-tensor hooks may return copies.
         ctx.held = held
         ctx.save_for_backward(*saved, *(tensor for tensor, _ in held))
@@ -38,7 +38,7 @@ class _Bridge(torch.autograd.Function):
         ctx.drawn = drawn(saved) if packs_saved() else {}
         # Without saved values, autograd allows another backward.
         ctx.once = bool(saved or held)
-        smooth = {id(tensor) for tensor in halved.smooth(outputs)}
+        smooth = {id(tensor) for tensor in training.smooth(outputs)}
         # Autograd would give a gradient to any view of an output that has one.
         outputs = [
             tensor.detach() if id(tensor) not in smooth and tensor._is_view() else tensor
@@ -59,44 +59,44 @@ class _Bridge(torch.autograd.Function):
         gradients = _gradients(ctx, saved, tangents)
         if ctx.once and not keeps_graph():
             # Released like the saved values: a loss that is kept for a log would keep the inputs of its call.
-            ctx.written = ctx.leaves = ctx.held = None
+            ctx.eager = ctx.leaves = ctx.held = None
             ctx.drawn = {}
         return None, None, None, *gradients
 
 
 bridge = _Bridge.apply
-"""`bridge(halved, inputs, written, *leaves)`: the outputs of one forward, as an autograd function of the leaves.
-`halved` is a `training.dropin.Training`."""
+"""`bridge(training, inputs, eager, *leaves)`: the outputs of one forward, as an autograd function of the leaves.
+`training` is a `session.own_loop.Training`."""
 
 
 def _gradients(
     ctx: Any, saved: Sequence[Any], tangents: Sequence[torch.Tensor | None]
 ) -> Sequence[torch.Tensor | None]:
     """Return the gradients of the leaves for what the forward has saved."""
-    if torch.is_grad_enabled() and ctx.written is not None:
+    if torch.is_grad_enabled() and ctx.eager is not None:
         # Not the leaves: autograd calls their hooks for the gradients that this function returns.
         copies = [leaf.view_as(leaf) for leaf in ctx.leaves]
-        outputs = ctx.written({id(leaf): view for leaf, view in zip(ctx.leaves, copies)})
+        outputs = ctx.eager({id(leaf): view for leaf, view in zip(ctx.leaves, copies)})
         if outputs is not None:
-            smooth, directions = zip(*ctx.halved.outputs_with_tangents(outputs, tangents))
+            smooth, directions = zip(*ctx.training.outputs_with_tangents(outputs, tangents))
             return torch.autograd.grad(smooth, copies, directions, create_graph=True, allow_unused=True)
     with torch.no_grad():
-        gradients: Sequence[torch.Tensor | None] = ctx.halved.backward(saved, ctx.held, tangents)
+        gradients: Sequence[torch.Tensor | None] = ctx.training.backward(saved, ctx.held, tangents)
     if torch.is_grad_enabled():
         gradients = _not_twice(gradients, (*tangents, *ctx.leaves))
     return gradients
 
 
-def placed(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Return a key that a dense tensor shares with an alias of it until its memory is replaced."""
+def memory_key(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return a key of a dense tensor's memory and layout: equal for aliases until the memory is replaced."""
     if tensor.layout is not torch.strided:
         return ()
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.is_neg(), tensor.is_conj()
 
 
 def unalias(outputs: Sequence[Any], inputs: Sequence[Any], saved: Sequence[Any]) -> list[Any]:
-    """Return outputs that the caller may change in place, as in eager; autograd forbids that for views that
-    it did not see being made.
+    """Return outputs that the caller may change in place, as in eager; autograd forbids that for views made outside
+    autograd.
 
     Outputs that share memory with `inputs` are copied, as are views that share memory with `saved` tensors. Views of
     one another stay views, so changing one raises.

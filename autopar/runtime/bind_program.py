@@ -46,7 +46,7 @@ _programs = itertools.count()
 class _Layout:
     """The storage of the buffers of a program in a call: slots, which lanes share, and locals.
 
-    slots: numbers of inputs in order, then of other buffers that exist before the call (`fed`), then of
+    slots: numbers of inputs in order, then of other buffers that exist before the call (`state`), then of
     shared buffers that steps make. Any other buffer is a local. The last slot holds the sizes of the call.
     drops: buffers that a lane drops after the step (index of the lane, position).
     makers: indices of the lanes that make the buffers of a storage.
@@ -54,7 +54,7 @@ class _Layout:
 
     slots: dict[str, int]
     size: int
-    fed: tuple[str, ...]
+    state: tuple[str, ...]
     drops: dict[tuple[int, int], list[str]]
     makers: dict[str, set[int]]
 
@@ -76,7 +76,7 @@ def _laid_out(program: Program, graph: Graph) -> _Layout:
     makers: dict[str, set[int]] = {}
     inputs = {name: position for position, name in enumerate(graph.inputs)}
     slots: dict[str, int] = {}
-    fed: list[str] = []
+    state: list[str] = []
     for buffer in program.buffers:
         name = buffer.name
         if name in maker:
@@ -91,14 +91,14 @@ def _laid_out(program: Program, graph: Graph) -> _Layout:
         if buffer.kind == "given" and buffer.value in inputs:
             slots[name] = inputs[buffer.value]
         elif buffer.kind in ("given", "resident"):
-            slots[name] = len(inputs) + len(fed)
-            fed.append(name)
-    size = len(inputs) + len(fed)
+            slots[name] = len(inputs) + len(state)
+            state.append(name)
+    size = len(inputs) + len(state)
     for buffer in program.buffers:
         if buffer.name not in slots and buffer.name in shared:
             slots[buffer.name] = size
             size += 1
-    return _Layout(slots, size + 1, tuple(fed), drops, makers)
+    return _Layout(slots, size + 1, tuple(state), drops, makers)
 
 
 class Assembly:
@@ -287,7 +287,7 @@ class _Writer:
 
     def compute(self, step: Compute, index: int) -> Iterator[str]:
         task = self.graph.task[step.task]
-        function = self.assembly.callable(step)
+        function = self.backend.call(self.assembly.callable(step))
         # The user's own code needs real lists; torch's operators accept tuples.
         plain = isinstance(function, torch._ops.OpOverload) or type(function).__name__.startswith(_BUILTIN)
         values = {self.program.buffer[name].value: name for name in step.reads}

@@ -55,7 +55,7 @@ class Executor:
     """
 
     any_size, due, raced = False, False, True
-    """It has no kernels, and is to have none (`KernelExecutor`)."""
+    """An executor without kernels, to which none will be added (`session.kernel_selection.KernelExecutor`)."""
 
     def __init__(
         self,
@@ -126,16 +126,18 @@ class Executor:
             ):
                 return None
             self._function, program, layout = function, self._program, assembly.layout
-            fed = [program.buffer[name].value for name in layout.fed]
-            names = [*self._graph.inputs, *fed]
+            values = [program.buffer[name].value for name in layout.state]
+            names = [*self._graph.inputs, *values]
             written = [target for _, target in program.updates if target not in names]
             read = set(program.outputs).union(*(_read(step, assembly.kernels) for _, step in program.steps()))
             state = self._captured.state
             # Kernels have folded the state that is not read.
-            places = [state[name] if buffer in read else _UNREAD for name, buffer in zip(fed, layout.fed)]
+            places = [
+                state[name] if buffer in read else _UNREAD for name, buffer in zip(values, layout.state)
+            ]
             places += [state[name] for name in written]
             self._owners, self._keys = [owner for owner, _ in places], [key for _, key in places]
-            self._taken, names = len(names), names + written
+            self._count, names = len(names), names + written
             self._written = [(layout.slots[name], names.index(target)) for name, target in program.updates]
             self._results = selector([slot for slot, _ in self._outputs])
             return tuple(names)
@@ -144,7 +146,7 @@ class Executor:
         """Run one call on exactly these tensors, one for each of `arguments`, in the caller's thread; write updates to
         them once all tasks are done. Raises RunError if a task fails."""
         with self._lock:
-            slots = [*(tensors[: self._taken] if self._written else tensors), *self._blank]
+            slots = [*(tensors[: self._count] if self._written else tensors), *self._blank]
             try:
                 if torch.is_grad_enabled() or anywhere():
                     with contextlib.ExitStack() as stack:
@@ -171,7 +173,7 @@ class Executor:
         return executor
 
     def close(self) -> None:
-        """Stop its threads. A later call starts them again."""
+        """Stop the threads of the lanes. A later call starts them again."""
         with self._lock:
             self._crew.stop()
 
@@ -219,7 +221,7 @@ class Executor:
                 self._pieces.setdefault(slot, []).append(captured.state[target])
             else:
                 self._updates.append((slot, *captured.state.get(target, (None, inputs.get(target)))))
-        self._blank = [*[None] * (layout.size - len(inputs) - len(layout.fed) - 1), captured.sizes]
+        self._blank = [*[None] * (layout.size - len(inputs) - len(layout.state) - 1), captured.sizes]
 
     def _call(self, inputs: Sequence[Any], recording: CallRecord | None) -> tuple[list[Any], Timeline | None]:
         assembly, crew = self._assembly, self._crew
@@ -305,18 +307,18 @@ def selector(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any
 
 
 class _Residents:
-    """State that a program reads, in the order of `layout.fed`, or keeps: at home the tensor itself,
+    """State that a program reads, in the order of `layout.state`, or keeps: at home the tensor itself,
     elsewhere its replica in the pool."""
 
     def __init__(self, pool: Replicas, assembly: Assembly) -> None:
         self.pool, captured, program, layout = pool, assembly.captured, assembly.program, assembly.layout
         graph = assembly.graph
-        fed = [(name, program.buffer[name].value) for name in layout.fed]
-        masters = {state: pool.master(*captured.state[state]) for _, state in (*fed, *program.keeps)}
+        buffers = [(name, program.buffer[name].value) for name in layout.state]
+        masters = {state: pool.master(*captured.state[state]) for _, state in (*buffers, *program.keeps)}
         # A machine may lack the device that a model is on; its host then stands for that device.
         away = {
             name
-            for name, state in fed
+            for name, state in buffers
             if program.buffer[name].kind == "resident"
             or masters[state].owner[masters[state].key].device != assembly.place(name)
         }
@@ -325,11 +327,11 @@ class _Residents:
             name: pool.replica(
                 masters[state], program.buffer[name].device, assembly.place(name), name in pinned
             )
-            for name, state in fed
+            for name, state in buffers
             if name in away or name in pinned
         }
         self._masters, self._replicas = dict.fromkeys(masters.values()), dict.fromkeys(read.values())
-        self._fed = [read.get(name) or masters[state] for name, state in fed]
+        self._read = [read.get(name) or masters[state] for name, state in buffers]
         keeps = {
             (name, state): pool.replica(masters[state], program.buffer[name].device, assembly.place(name))
             for name, state in program.keeps
@@ -353,14 +355,14 @@ class _Residents:
             for name, states in flat.items()
         ]
         self.at_home = not (self._replicas or program.keeps)
-        """True if it reads state only at home, and keeps none."""
+        """True if the program reads state only at home, and keeps no replicas."""
 
     def fill(self) -> list[Any]:
-        """Return the tensors of the fed buffers, after bringing replicas up to date."""
-        return self.pool.fill(self._fed, self._masters, self._replicas)
+        """Return the tensors of the buffers that the program reads, after bringing replicas up to date."""
+        return self.pool.fill(self._read, self._masters, self._replicas)
 
     def swap(self, slots: Sequence[Any]) -> None:
-        """Keep the replicas that a call sent, once all its updates are written."""
+        """Keep the new replicas of a call, once all updates are written."""
         if self._single or self._flat:
             replaced = [(replica, slots[slot]) for replica, slot in self._single.items()]
             for slot, masters, replicas in self._flat:

@@ -48,8 +48,8 @@ class _Cancelled(Exception):
 
 
 class _Gates:
-    """Locks of the lanes that wait for each event of a program, closed until it is recorded; and the failures of the
-    current call, in order, as (lane, error)."""
+    """Locks of the lanes that wait for each event of a program, released when the event is recorded; and the failures
+    of the current call, in order, as (lane, error)."""
 
     def __init__(self, assembly: Assembly) -> None:
         self.failed: list[tuple[str, BaseException]] = []

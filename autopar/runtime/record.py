@@ -28,7 +28,7 @@ log = logging.getLogger("autopar")
 
 
 class _Account:
-    """Bytes of live storages on one device over time; a storage lives as long as any tensor on it."""
+    """Bytes of live storages on one device over time; a storage lives as long as any of its tensors."""
 
     def __init__(self, origin: float) -> None:
         self._origin = origin
@@ -240,7 +240,7 @@ def scaled(timeline: Timeline, factor: float) -> Timeline:
 
 
 class Recording:
-    """The timelines of the calls within `with fast.record() as timeline`; its attributes are those of the last one."""
+    """The timelines of the calls within `with fast.record() as timeline`."""
 
     def __init__(self) -> None:
         self.calls: list[Timeline] = []

@@ -113,21 +113,21 @@ class Replicas:
 
     def fill(
         self,
-        fed: Iterable[_Master | _Replica],
+        reads: Iterable[_Master | _Replica],
         masters: Iterable[_Master],
         copies: Iterable[_Replica],
     ) -> list[Any]:
-        """Bring `copies` (of all `masters`) up to date; return the tensors of `fed`."""
+        """Bring `copies` (of all `masters`) up to date; return the tensors of `reads`."""
         with self._lock:
             if not self._copies:
                 # Nothing to compare them with. To look would keep tensors alive that are replaced later.
-                return [each.owner[each.key] for each in fed if isinstance(each, _Master)]
+                return [each.owner[each.key] for each in reads if isinstance(each, _Master)]
             if sum(master.look() for master in masters):
                 self._drop_outdated()
             stale = [copy for copy in copies if copy.stamp != copy.master.stamp]
             if stale:
                 self._refresh(stale)
-            return [each.tensor for each in fed]
+            return [each.tensor for each in reads]
 
     def keep(self, replicas: Iterable[tuple[_Replica, torch.Tensor]]) -> None:
         """Keep tensors as replicas of state whose masters have just got the same values."""

@@ -27,27 +27,27 @@ class _Entered(threading.local):
 
 entered = _Entered()
 
-_LOCKED = threading.RLock()
-_ALONE = id(_LOCKED)
+_LOCK = threading.RLock()
+_LOCK_ID = id(_LOCK)
 
 
 @contextlib.contextmanager
-def alone(seconds: float = -1.0) -> Iterator[bool]:
-    """Lock the process for captures and eager comparison runs, since tracing replaces `nn.Module.__call__` for all
-    threads. Yields False, without the lock, if another thread has it for so many `seconds`.
+def capture_lock(seconds: float = -1.0) -> Iterator[bool]:
+    """Hold the process's lock of captures and eager comparison runs, since tracing replaces `nn.Module.__call__` for
+    all threads. Yields False, without the lock, if another thread holds it for so many `seconds`.
 
-    Lanes of a call made inside count as inside. Enter it before the lock of any model (`alone_with`), or for some
-    seconds: code inside may call compiled models.
+    Lanes of a call within the block hold it too. Take it before the lock of any model (`capture_lock_and`), or for
+    some seconds: code within may call compiled models.
     """
-    if is_alone():
+    if holds_capture_lock():
         yield True
         return
-    lock = _LOCKED
+    lock = _LOCK
     if not lock.acquire(timeout=seconds):
         yield False
         return
     before = entered.stack
-    entered.stack = (*before, _ALONE)
+    entered.stack = (*before, _LOCK_ID)
     try:
         yield True
     finally:
@@ -55,24 +55,25 @@ def alone(seconds: float = -1.0) -> Iterator[bool]:
         lock.release()
 
 
-def is_alone() -> bool:
-    """Return True if this thread, or the call that it is part of, holds the lock of `alone`."""
-    return _ALONE in entered.stack
+def holds_capture_lock() -> bool:
+    """Return True if this thread, or the call that it is part of, is within `capture_lock`."""
+    return _LOCK_ID in entered.stack
 
 
 WAIT_S, PAUSE_S = 0.1, 0.001
-"""Longest wait for a model's lock while alone, and the pause then, in which another thread may be alone."""
+"""Longest wait for a model's lock with the capture lock held, and the pause then, in which another thread may hold
+it."""
 
 
 @contextlib.contextmanager
-def alone_with(lock: threading.RLock) -> Iterator[None]:
-    """Be `alone`, and hold the lock of a model.
+def capture_lock_and(lock: threading.RLock) -> Iterator[None]:
+    """Hold the capture lock and the lock of a model.
 
-    Another thread may hold that lock in a call of the model, and wait to be alone in a task that calls another compiled
-    model: this one does not wait for it forever.
+    Another thread may hold the model's lock in a call, and wait for the capture lock in a task that calls another
+    compiled model: this one does not wait for it forever.
     """
     while True:
-        with alone():
+        with capture_lock():
             if lock.acquire(timeout=WAIT_S):
                 try:
                     yield
@@ -88,8 +89,8 @@ reset_after_fork: weakref.WeakSet[Any] = weakref.WeakSet()
 
 def _after_fork() -> None:
     # The parent's other threads do not exist here, but may have held locks.
-    global _LOCKED
-    _LOCKED = threading.RLock()
+    global _LOCK
+    _LOCK = threading.RLock()
     entered.stack = ()
     for each in list(reset_after_fork):
         each.forked()
@@ -99,8 +100,9 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 @contextlib.contextmanager
-def unseen() -> Iterator[None]:
-    """Hide the caller's saved-tensor hooks (a checkpoint around the call, say) from what is saved inside."""
+def no_saved_tensor_hooks() -> Iterator[None]:
+    """Hide the caller's saved-tensor hooks (a checkpoint around the call, say) from tensors saved within the
+    block."""
     if not packs_saved():
         yield
         return

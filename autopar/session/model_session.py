@@ -24,8 +24,8 @@ from ..capture.torch_private import pytree
 from ..errors import AutoparError, MemoryCapError, PlanError
 from ..ir.machine import Machine
 from ..ir.plan import Plan
-from ..runtime.autograd_bridge import Written, placed
-from ..runtime.thread_state import alone_with, unseen
+from ..runtime.autograd_bridge import EagerCall, memory_key
+from ..runtime.thread_state import capture_lock_and, no_saved_tensor_hooks
 from .compare import Snapshot
 from .compiled_graph import CompiledGraph
 from .eager_check import Eager, wanted
@@ -174,7 +174,7 @@ class ModelSession(Session):
         return None
 
     def _differentiable(
-        self, prepared: Training, inputs: Sequence[Any], written: Written | None
+        self, prepared: Training, inputs: Sequence[Any], written: EagerCall | None
     ) -> list[Any]:
         """Return the outputs of one training call, measured during a recording; `written` is the call in eager."""
         recording = self.recording
@@ -219,7 +219,7 @@ class ModelSession(Session):
             outputs[index] = at[0][at[1]]
         return graph.region.numbers.fill(captured.rebuild(outputs), args)
 
-    def _written(self, graph: CompiledGraph, prepared: Training, args: Sequence[Any]) -> Written | None:
+    def _written(self, graph: CompiledGraph, prepared: Training, args: Sequence[Any]) -> EagerCall | None:
         """Return the call in eager, to be run again for a second derivative; None if that would not give the same
         result."""
         if not prepared.repeatable or casting.anywhere():
@@ -239,7 +239,7 @@ class ModelSession(Session):
 
     def _checked(self, graph: CompiledGraph, key: Hashable, prepared: Planned, args: Sequence[Any]) -> Any:
         try:
-            with alone_with(self.lock):
+            with capture_lock_and(self.lock):
                 call = CALL.get() if graph.whole else None
                 captured = prepared.captured
                 if key not in graph.programs:
@@ -251,7 +251,7 @@ class ModelSession(Session):
                 if call is not None and call.answer is None:
                     # The model itself answers the user's call, for `judge` to compare with the placed answer.
                     eager.append(Snapshot(captured, args))
-                    with self.unrecorded(), unseen():
+                    with self.unrecorded(), no_saved_tensor_hooks():
                         call.run_model(eager[0], partial(_doubt, graph, key))
                     before = before if _state(graph.region, args) == before else None
                 reference = None
@@ -285,7 +285,7 @@ class ModelSession(Session):
         self, graph: CompiledGraph, prepared: Training, captured: Captured, args: Sequence[Any]
     ) -> list[Any]:
         """Compare outputs and gradients of a call with those of the captured graph in eager; return eager's outputs."""
-        with self.unrecorded(), unseen():
+        with self.unrecorded(), no_saved_tensor_hooks():
             weights = graph.region.weights(args)
             eager = Eager(captured, graph.module, args, weights, machine=self.machine)
             with eager.restored():
@@ -308,7 +308,7 @@ def _versions(args: Sequence[Any]) -> list[Any]:
     """Return the versions and places of the tensors among the arguments of a call; those of inference mode have no
     version."""
     tensors = [item for item in args if isinstance(item, torch.Tensor)]
-    return [(-1 if item.is_inference() else item._version, placed(item)) for item in tensors]
+    return [(-1 if item.is_inference() else item._version, memory_key(item)) for item in tensors]
 
 
 def _whole(prepared: Planned) -> Plan:

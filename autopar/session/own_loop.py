@@ -32,7 +32,7 @@ from ..ir.graph import Graph
 from ..ir.machine import Machine
 from ..ir.plan import Plan
 from ..ir.program import Program
-from ..runtime.autograd_bridge import Written, bridge, placed, unalias
+from ..runtime.autograd_bridge import EagerCall, bridge, memory_key, unalias
 from ..runtime.executor import Executor
 from ..transform.divide import closed
 from .halves import STANDING, Half, Halves
@@ -98,7 +98,7 @@ class HeldState:
                         del owner[key]
 
     def _as_read(self, at: int, tensor: torch.Tensor, alias: torch.Tensor) -> torch.Tensor:
-        if placed(tensor) == placed(alias):
+        if memory_key(tensor) == memory_key(alias):
             return tensor
         if at not in self._reread:
             return alias
@@ -238,7 +238,7 @@ class Training:
             for name, _ in self.captured.gradients
         ]
 
-    def outputs(self, inputs: Sequence[Any], written: Written | None = None) -> list[Any]:
+    def outputs(self, inputs: Sequence[Any], written: EagerCall | None = None) -> list[Any]:
         """Return the outputs of one call, in the graph's order, as an autograd function of the leaves.
 
         `written` is the call in eager, for second derivatives.

@@ -27,7 +27,7 @@ from ..ir.plan import Plan
 from ..runtime.executor import Executor
 from ..runtime.record import Recorded
 from ..runtime.replicas import Replicas
-from ..runtime.thread_state import alone_with, reset_after_fork
+from ..runtime.thread_state import capture_lock_and, reset_after_fork
 from ..system.text import counted
 from .kernel_selection import KernelExecutor
 from .options import Options
@@ -127,7 +127,7 @@ class Session(Recorded):
 
     def rebinding(self) -> AbstractContextManager[Any]:
         """Return the context in which the state of a graph may be replaced by that of a call."""
-        return alone_with(self.lock)
+        return capture_lock_and(self.lock)
 
     def program(self, graph: Any, captured: Captured, args: Sequence[Any]) -> Any:
         """Return a new program of a graph for the sizes of a call."""

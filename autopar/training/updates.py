@@ -25,7 +25,7 @@ from ..ir.machine import Machine
 from ..ir.plan import Plan
 from ..planner import replan
 from ..runtime.executor import Executor
-from ..runtime.thread_state import alone
+from ..runtime.thread_state import capture_lock
 from ..session.compare import Snapshot
 from ..session.compiled_graph import CompiledGraph
 from ..session.eager_check import Eager, wanted
@@ -336,13 +336,13 @@ class Signature:
         eager = None if self.checked else self._eager(args)
         self.latest = self.gradients
         # While alone, no kernels are built: later steps have other programs than the one that is checked.
-        with alone() if eager is not None else nullcontext():
+        with capture_lock() if eager is not None else nullcontext():
             results = self._session.executed(self.gradients, self.captured.flatten(args))
         if eager is not None:
             gradient_of = dict(zip((target for target, _ in self.captured.gradients), results[self.count :]))
             outputs = [value for value in results[: self.count] if isinstance(value, torch.Tensor)]
             try:
-                with alone():
+                with capture_lock():
                     eager.judge(outputs, [gradient_of.get(target) for target, _ in self.raw.gradients])
             except DifferenceError:
                 with eager.restored():
@@ -378,7 +378,7 @@ class Signature:
         if not wanted(plan, plan, self.captured, self.options):
             return None
         ((tangent, _),) = self.raw.tangents
-        with alone():
+        with capture_lock():
             start = {tangent: self.start["tangent"]}
             return Eager(self.raw, self.module, args, self.weights, start, self._session.machine)
 

@@ -158,6 +158,6 @@ def test_streamed_weights_are_sent_from_pinned_memory_and_changes_are_seen() -> 
             x = torch.randn(16, 32)
             assert error(fast(x), model(x)) < 1e-5
     (prepared,) = fast._placement.session.graphs[0].programs.values()
-    fed = prepared.executor._residents._fed
-    assert all(each.pinned and each.tensor.is_pinned() for each in fed)
+    reads = prepared.executor._residents._read
+    assert all(each.pinned and each.tensor.is_pinned() for each in reads)
     fast.close()

@@ -68,17 +68,6 @@ def test_bytes_alive_are_those_of_the_storages():
     executor.close()
 
 
-@torch.no_grad()
-def test_a_recorded_call_is_no_other_than_a_plain_one():
-    case, x, eager = mlp(*EMULATED)
-    executor = case.executor()
-    for _ in range(3):
-        assert torch.equal(executor([x])[0], eager(x))
-        assert torch.equal(executor.run([x])[0][0], eager(x))
-        assert executor.run([x], record=False)[1] is None
-    executor.close()
-
-
 @pytest.mark.parametrize("lanes", [("cpu/0",) * 3, ("cpu/0", "cpu/1", "cpu/0"), EMULATED])
 @torch.no_grad()
 def test_a_declared_clock_lasts_what_the_model_says(lanes):

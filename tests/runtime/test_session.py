@@ -133,32 +133,27 @@ def test_calls_while_another_thread_captures_are_right(monkeypatch, training):
 
 
 class Around(nn.Module):
-    """Calls a compiled model; as one task where it may not be traced."""
+    """Calls a compiled model."""
 
-    def __init__(self, inner, opaque: bool) -> None:
+    def __init__(self, inner) -> None:
         super().__init__()
-        self.__dict__["inner"], self.opaque = inner, opaque
+        self.__dict__["inner"] = inner
         self.layer = nn.Linear(8, 8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.opaque and float(x.sum()) > 1e9:
-            return x
         return self.inner(self.layer(x)) * 2
 
 
-@pytest.mark.parametrize("opaque", [False, True])
-def test_threads_with_models_around_models_do_not_wait_for_each_other_for_ever(opaque):
+def test_threads_with_models_around_models_do_not_wait_for_each_other_for_ever():
     inner = autopar.compile(nn.Linear(8, 8), DEVICES, policy="round_robin", split=None)
-    outer = autopar.compile(Around(inner, opaque), DEVICES, policy="round_robin", split=None)
+    outer = autopar.compile(Around(inner), DEVICES, policy="round_robin", split=None)
 
     def caller(model, rows: int) -> None:
         for more in range(2):
             assert model(torch.randn(rows + more, 8)).shape == (rows + more, 8)
 
     work = [(inner, 3), (outer, 3), (outer, 7), (inner, 7)]
-    errors = at_once(*(partial(caller, *each) for each in work))
-    # What is kept as written runs outside the turn, where torch's tracing in another thread may meet it.
-    assert opaque or not errors
+    assert not at_once(*(partial(caller, *each) for each in work))
     inner.close(), outer.close()
 
 

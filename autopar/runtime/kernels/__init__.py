@@ -1,5 +1,5 @@
-"""Kernels of several tasks, compiled by other libraries. `LIBRARIES` has them by name; `named` also finds the backends
-of `torch.compile`."""
+"""The libraries that compile several tasks together to kernels: `LIBRARIES` by name, `named` also backends of
+`torch.compile`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from warnings import catch_warnings
 import torch
 
 from ...capture.torch_private import backend_named, captures_lock, compiling
-from ..thread_state import alone
+from ..thread_state import capture_lock
 from . import cuda_graphs, inductor, onnx_runtime, open_vino
 from .library import Kernel, Library, Refusal
 
@@ -65,7 +65,7 @@ def tracing() -> Iterator[None]:
     if not captures.acquire(timeout=PATIENCE_S):
         raise Refusal("another thread captures a model", passing=True)
     try:
-        with alone(PATIENCE_S) as locked:
+        with capture_lock(PATIENCE_S) as locked:
             if not locked:
                 raise Refusal("another thread captures a model", passing=True)
             # Libraries warn of what concerns their developers.

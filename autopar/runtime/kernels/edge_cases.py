@@ -5,7 +5,7 @@ operators that one of the libraries lacks."""
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -47,12 +47,12 @@ def _attention(
 
 
 def _log_sigmoid(tensor: Tensor) -> Tensor:
-    """Compute it as softplus: libraries take the logarithm of the sigmoid, which is zero below -88."""
+    """Compute the log sigmoid as softplus: libraries take the logarithm of the sigmoid, which is zero below -88."""
     return -functional.softplus(-tensor)
 
 
 def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """Leave out `torch.tensor([])`, with which caches of transformers begin: PyTorch ignores it among tensors
+    """Concatenate without `torch.tensor([])`, with which caches of transformers begin: PyTorch ignores it among tensors
     of any shape, OpenVINO does not."""
     return torch.cat([tensor for tensor in tensors if tensor.shape != (0,)] or list(tensors), dim)
 
@@ -85,7 +85,8 @@ def in_range(call: Call, module: fx.GraphModule, inputs: Sequence[Tensor], narro
     or error.
 
     An id is out of range if the table that a piece looks it up in, a weight or an argument, lacks it;
-    libraries may then read the last row or zeros. A `narrow` library computes with integers as int32 or float32, so
+    libraries may then read the last row or zeros. If a whole argument is looked up in several weights, ids must be in
+    each; if parts of it are, in one. A `narrow` library computes with integers as int32 or float32, so
     those above `EXACT` are out of range.
     """
     arguments = list(zip(module.graph.find_nodes(op="placeholder"), inputs))
@@ -96,13 +97,29 @@ def in_range(call: Call, module: fx.GraphModule, inputs: Sequence[Tensor], narro
         if tensor.dtype in (torch.int32, torch.int64) and tensor.numel()
     }
     limits = dict.fromkeys(integers.values(), (-EXACT, EXACT)) if narrow else {}
-    limits |= _fixed(module, integers)
-    tables = [
-        (integers[source], places[table], axis, signed)
-        for table, axis, ids, signed in _lookups(module)
-        for source, partly in (_viewed(ids),)
-        if source in integers and not partly and table in places and inputs[places[table]].dim()
-    ]
+    tables: list[tuple[int, int, int, bool]] = []
+    parts: dict[int, tuple[int, int]] = {}
+    whole: dict[int, tuple[int, int]] = {}
+    for table, axis, ids, signed in _lookups(module):
+        source, partly = _viewed(ids)
+        at = integers.get(source)
+        if at is None:
+            continue
+        if table in places and inputs[places[table]].dim() and not partly:
+            tables.append((at, places[table], axis, signed))
+        weight = getattr(module, str(table.target)) if table.op == "get_attr" else None
+        if weight is not None and weight.dim():
+            least, most = -weight.shape[axis] if signed else 0, weight.shape[axis] - 1
+            if partly:
+                low, high = parts.get(at, (least, most))
+                parts[at] = min(low, least), max(high, most)
+            else:
+                low, high = whole.get(at, (least, most))
+                whole[at] = max(low, least), min(high, most)
+    for at, (least, most) in parts.items():
+        low, high = whole.get(at, (least, most))
+        whole[at] = max(low, least), min(high, most)
+    limits |= whole
     if not limits and not tables:
         return call
 
@@ -138,35 +155,8 @@ def _lookups(module: fx.GraphModule) -> Iterator[tuple[fx.Node, int, fx.Node, bo
                 yield table, (axis or [0])[0], ids, False
 
 
-def _fixed(module: fx.GraphModule, integers: Mapping[fx.Node, int]) -> dict[int, tuple[int, int]]:
-    """Return the least and the greatest id of each argument that is looked up in weights.
-
-    If a whole argument is looked up in several weights, ids must be in each; if parts of it are, in one.
-    """
-    whole: dict[int, tuple[int, int]] = {}
-    parts: dict[int, tuple[int, int]] = {}
-    for table, axis, ids, signed in _lookups(module):
-        source, partly = _viewed(ids)
-        at = integers.get(source)
-        weight = getattr(module, str(table.target)) if table.op == "get_attr" else None
-        if at is None or weight is None or not weight.dim():
-            continue
-        size = weight.shape[axis]
-        least, most = -size if signed else 0, size - 1
-        if partly:
-            low, high = parts.get(at, (least, most))
-            parts[at] = min(low, least), max(high, most)
-        else:
-            low, high = whole.get(at, (least, most))
-            whole[at] = max(low, least), min(high, most)
-    return {
-        at: (max(low, parts.get(at, (low, high))[0]), min(high, parts.get(at, (low, high))[1]))
-        for at, (low, high) in {**parts, **whole}.items()
-    }
-
-
 def _viewed(node: Any) -> tuple[Any, bool]:
-    """Return the tensor that a node is a view, copy or cast of, and whether the node is only a part of it."""
+    """Return the tensor that a node is a view, copy or cast of, and True if the node is only a part of the tensor."""
     partly = False
     while node.target is operator.getitem or getattr(node.target, "is_view", False) or _cast(node.target):
         partly |= getattr(node.target, "_opname", "") not in _WHOLE and not _cast(node.target)

@@ -20,13 +20,13 @@ from .library import Call
 from .piece_module import copied, exported
 
 _UNROLLED = ("aten.lstm", "aten.gru", "aten.rnn", "aten._thnn", "aten.quantized", "autopar.")
-"""Operators that it unrolls step by step, or that are opaque to it."""
+"""Operators that inductor unrolls step by step, or that are opaque to it."""
 _TRANSPARENT = ("autopar.join", "autopar.part", "autopar.sum", "autopar.layer_norm", "autopar.rms_norm")
-"""Composites whose operators it compiles."""
+"""Composites whose operators inductor compiles."""
 
 
 def missing() -> str:
-    """Return the reason why it cannot be used, such as no C++ compiler; "" if it can."""
+    """Return the reason why inductor cannot be used, such as no C++ compiler; "" if it can."""
     from torch._inductor import config
 
     compilers = config.cpp.cxx if isinstance(config.cpp.cxx, (tuple, list)) else (config.cpp.cxx,)
@@ -50,13 +50,13 @@ def build(module: fx.GraphModule, inputs: Sequence[torch.Tensor], frozen: bool =
     if axes:
         if not all(tensor.is_contiguous() for tensor in inputs):
             raise ValueError(
-                "of inputs that are not contiguous it knows the strides of one set of sizes alone"
+                "of inputs that are not contiguous, it knows the strides for one set of sizes only"
             )
         graph = exported(module, inputs).module(check_guards=False)
         # As a new module, since its cache cannot take the hooks of an exported one.
         traced = fx.GraphModule(graph, graph.graph)
         examples = [node.meta["val"] for node in traced.graph.find_nodes(op="placeholder")]
-    # With more threads it would start processes, which stay.
+    # With more threads, inductor would start processes, which stay.
     settings = {"freezing": frozen, "fallback_random": True, "compile_threads": 1}
     kernel = compiler(traced, examples, config_patches=settings)
 

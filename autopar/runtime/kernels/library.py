@@ -21,7 +21,7 @@ _NUMPY = ("float32", "float64", "float16", "int64", "int32", "int16", "int8", "u
 
 
 class Refusal(Exception):
-    """A library cannot compile a piece, or its kernel is wrong; the text is one sentence with the reason.
+    """Error of a library that cannot compile a piece, or whose kernel is wrong; the text is the reason, one sentence.
 
     passing: the next call tries again.
     """

@@ -32,8 +32,8 @@ def stored(
     inputs: Sequence[torch.Tensor],
     make: Callable[[], bytes],
 ) -> bytes:
-    """Return what `make` returns, or what it returned in an earlier process for a module of the same code and weights,
-    inputs of the same form, and the same versions. `module.meta["bounds"]` is stored too. Raises its errors."""
+    """Return the bytes of `make()`, stored for later processes with a module of the same code and weights, inputs of
+    the same form, and the same versions. `module.meta["bounds"]` is stored too. Raises the errors of `make`."""
     path = _path(library, version, module, inputs)
     try:
         header, _, data = path.read_bytes().partition(b"\n")

@@ -1,4 +1,4 @@
-"""ONNX Runtime, through `torch.onnx.export`; weights are part of the model that it loads."""
+"""ONNX Runtime: a piece and its weights become a model by `torch.onnx.export`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LAYERS = ("aten._native_multi_head_attention", "aten._transformer_encoder_layer_
 
 
 def missing() -> str:
-    """Return the reason why it cannot be used, such as missing packages; "" if it can."""
+    """Return the reason why ONNX Runtime cannot be used, such as missing packages; "" if it can."""
     lacks = [name for name in ("onnxruntime", "onnx", "onnxscript") if not find_spec(name)]
     return f"not installed: {', '.join(lacks)} (pip install 'autopar[onnxruntime]')" if lacks else ""
 

@@ -1,4 +1,4 @@
-"""OpenVINO, through `torch.export`; weights are part of the model that it compiles."""
+"""OpenVINO: a piece and its weights become a model by `torch.export`."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _END = b"\0"
 
 
 def missing() -> str:
-    """Return the reason why it cannot be used, such as a missing extra; "" if it can."""
+    """Return the reason why OpenVINO cannot be used, such as a missing extra; "" if it can."""
     return "" if find_spec("openvino") else "not installed: openvino (pip install 'autopar[openvino]')"
 
 
 def keeps(task: Task, graph: Graph) -> bool:
-    """Return True for ATen operators, and composites of these, on NumPy's dtypes, except layers that it lacks, or that
-    its converter unrolls step by step."""
+    """Return True for ATen operators, and composites of these, on NumPy's dtypes, except layers that OpenVINO lacks, or
+    that its converter unrolls step by step."""
     return not task.target.startswith(("aten.lstm", "aten.gru", "aten.rnn", *LAYERS)) and keeps_numpy(
         task, graph
     )
@@ -58,7 +58,7 @@ def load(data: bytes | str, module: fx.GraphModule, inputs: Sequence[torch.Tenso
     import openvino
 
     settings = {
-        # By default it computes in bfloat16 on CPUs that have units for it.
+        # The default is bfloat16 on CPUs that have units for it.
         "INFERENCE_PRECISION_HINT": "f32",
         "INFERENCE_NUM_THREADS": torch.get_num_threads(),
         "PERFORMANCE_HINT": "LATENCY",
@@ -71,9 +71,9 @@ def load(data: bytes | str, module: fx.GraphModule, inputs: Sequence[torch.Tenso
         network = core.read_model(f"{data}.xml")
     else:
         graph, _, weights = data.partition(_END)
-        # It takes no empty file.
+        # OpenVINO takes no empty file.
         network = core.read_model(graph, weights or _END)
-    # It gives its thread a stack for signals that is too small for Python's handlers: not this thread.
+    # The thread that compiles gets a stack for signals that is too small for Python's handlers: not this thread.
     with ThreadPoolExecutor(1) as other:
         compiled = other.submit(core.compile_model, network, "CPU", settings).result()
     request, count = compiled.create_infer_request(), len(compiled.outputs)
@@ -116,7 +116,7 @@ def _model(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Any:
         if max(-int(weight.min()), int(weight.max())) > EXACT:
             readers = ", ".join(str(user.target) for user in node.users)
             raise Refusal(f"a weight has integers above {EXACT}, which it rounds, in {readers}")
-    # If it fails, it sets up the root logger for its own command.
+    # A conversion that fails sets up the root logger for a command of OpenVINO.
     root = logging.getLogger()
     level, handlers, filters = root.level, [*root.handlers], [*root.filters]
     try:
@@ -134,8 +134,8 @@ def _model(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Any:
 
 
 def _distinct(module: fx.GraphModule) -> fx.GraphModule:
-    """Return the module after letting no two of its results be the same value to the converter, which fails if
-    they are: it leaves out copies, and dropout, which does nothing here."""
+    """Return the module, changed so that no two results are one value to the converter, which fails on them: it leaves
+    out copies, and dropout, which does nothing here."""
     (end,) = module.graph.find_nodes(op="output")
     sources, results = set(), []
     for node in end.args[0]:

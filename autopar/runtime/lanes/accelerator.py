@@ -127,8 +127,8 @@ class _StreamRecorder(LaneRecorder):
 
 
 def arrivals(devices: tuple[torch.device, ...]) -> list[torch.Event]:
-    """Record an event on the caller's current stream of each device; the event happens once its earlier work
-    is done."""
+    """Return an event on the caller's current stream of each device, which happens once the stream's earlier work is
+    done."""
     return [torch.accelerator.current_stream(device).record_event() for device in devices]
 
 

@@ -43,6 +43,10 @@ class HostLane:
         self.names[f"to_{target.type}"] = target
         return f"move({source}, to_{target.type})"
 
+    def call(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function that computes a task whose operator is `function`; lanes of other kinds replace it."""
+        return function
+
     def enter(self, stack: contextlib.ExitStack) -> None:
         """Prepare the current thread for the lane, until `stack` closes."""
 
