@@ -11,11 +11,10 @@ import copyreg
 import dataclasses
 import json
 import logging
-import os
 import pickle
 import platform
 import shutil
-import tempfile
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -62,25 +61,17 @@ def save(session: Session, run: Callable[..., Any], folder: str | PathLike[str])
     if path.exists() and not (path / ABOUT).exists() and (not path.is_dir() or any(path.iterdir())):
         raise AutoparError(f"{path} is there and is no saved model; give a new folder")
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
+    name = uuid.uuid4().hex
+    part, old = (path.parent / f".{path.name}.{name}.{end}" for end in ("part", "old"))
+    part.mkdir()
     try:
         _write(part, session, run, known)
-        os.chmod(part, 0o777 & ~_umask())
         if path.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".old", dir=path.parent))
             path.replace(old)
-            part.replace(path)
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            part.replace(path)
+        part.replace(path)
+        shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(part, ignore_errors=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _write(part: Path, session: Session, run: Callable[..., Any], known: Sequence[Prepared]) -> None:
@@ -89,9 +80,10 @@ def _write(part: Path, session: Session, run: Callable[..., Any], known: Sequenc
     torch.save(weights, part / WEIGHTS)
     with (part / PROGRAMS).open("wb") as file:
         _Writer(file, pickle.HIGHEST_PROTOCOL).dump([_fields(each) for each in programs])
+    libraries = {each.library for each in programs} - {"eager"}
     about = {
         "format": FORMAT,
-        "versions": _versions({each.library for each in programs}),
+        "versions": {name: installed(name) for name in ("autopar", "torch", *sorted(libraries))},
         "processor": platform.machine(),
         "accelerators": sorted(
             device.name
@@ -102,11 +94,6 @@ def _write(part: Path, session: Session, run: Callable[..., Any], known: Sequenc
         "bytes": {file.name: file.stat().st_size for file in sorted(part.iterdir())},
     }
     (part / ABOUT).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
-
-
-def _versions(libraries: set[str]) -> dict[str, str]:
-    names = ("autopar", "torch", *sorted(libraries - {"eager"}))
-    return {name: installed(name) for name in names}
 
 
 def _saved(
