@@ -34,24 +34,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments:
         parser.print_help()
         return 0
-    chosen = parser.parse_args(arguments[:split])
-    if chosen.command is None:
+    options = parser.parse_args(arguments[:split])
+    if options.command is None:
         parser.error(f"give a command: {', '.join(COMMANDS)}")
     logging.basicConfig(
-        level=logging.INFO if chosen.verbose else logging.WARNING, format="autopar: %(message)s"
+        level=logging.INFO if options.verbose else logging.WARNING, format="autopar: %(message)s"
     )
     try:
         # Each command loads only what it needs: planning a task graph never loads torch.
-        return int(import_module(f".cli.{chosen.command}", "autopar").main(arguments[split:]))
+        return int(import_module(f".cli.{options.command}", "autopar").main(arguments[split:]))
     except AutoparError as error:
         # Names that the user chose may contain line breaks and control characters.
-        print(f"autopar {chosen.command}: {printable(' '.join(str(error).splitlines()))}", file=sys.stderr)
+        print(f"autopar {options.command}: {printable(' '.join(str(error).splitlines()))}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         print(
-            f"autopar {chosen.command}: torch is not installed, which models need; install it",
+            f"autopar {options.command}: torch is not installed, which models need; install it",
             file=sys.stderr,
         )
         return 2
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.filename is None:
             raise
         print(
-            f"autopar {chosen.command}: {error.filename}: {error.strerror}; give another name",
+            f"autopar {options.command}: {error.filename}: {error.strerror}; give another name",
             file=sys.stderr,
         )
         return 2

@@ -22,6 +22,7 @@ from .ir.plan import Plan
 from .planner import Policy
 from .session.batch_split import Split
 from .session.compiled import Compiled, CompiledModule, placed
+from .session.loaded import SavedModel
 from .session.options import Kernels, Options, Pins, require_changing
 from .session.own_loop import plan_training
 from .session.stages import at_home, plan_captured, timed
@@ -90,7 +91,7 @@ def compile(
     _require_callable(model)
     _require_plain(model, "compile")
     args, kwargs = _examples(example_inputs, example_kwargs)
-    machine, options, given = prepared(
+    machine, options, existing = prepared(
         model,
         devices,
         pins=pins,
@@ -106,7 +107,7 @@ def compile(
         home=home,
         kernels=kernels,
     )
-    compiled = placed(model, machine, options, given, fullgraph, dynamic)
+    compiled = placed(model, machine, options, existing, fullgraph, dynamic)
     if example_inputs is not None or example_kwargs is not None:
         compiled.prepare(*args, **kwargs)
     return compiled
@@ -125,12 +126,12 @@ def prepared(
     machine = _machine(devices, memory, here=True)
     checked = Options(**{**options, "pins": options.get("pins") or {}}).fitting(machine, model)
     checked.require_homes(machine, model)
-    given = Plan.load(plan) if isinstance(plan, (str, PathLike)) else plan
-    if given is not None and not isinstance(given, Plan):
+    existing = Plan.load(plan) if isinstance(plan, (str, PathLike)) else plan
+    if existing is not None and not isinstance(existing, Plan):
         raise PlanError(
-            f"plan={given!r} is not a plan; give fast.plan, what autopar.plan made, or a file of Plan.save"
+            f"plan={existing!r} is not a plan; give fast.plan, a result of autopar.plan, or a file of Plan.save"
         )
-    return machine, checked, given
+    return machine, checked, existing
 
 
 def plan(
@@ -181,7 +182,7 @@ def plan(
     if options.measure is None:
         options = replace(options, measure=options.explains(machine))
     if criterion is not None or optimizer is not None:
-        _require_made(criterion=criterion, optimizer=optimizer)
+        _require_instances(criterion=criterion, optimizer=optimizer)
         if not (criterion is None or callable(criterion)):
             raise CaptureError(
                 f"criterion={criterion!r} is not a function; give criterion(outputs, *targets)"
@@ -190,7 +191,7 @@ def plan(
         captured, tensors = timed("capture", step_ahead, plain, criterion, optimizer, args, kwargs)
 
         def stepping(on: Machine) -> Plan:
-            return at_home(lambda asked: plan_captured(captured, on, asked, tensors), options, on)
+            return at_home(lambda each: plan_captured(captured, on, each, tensors), options, on)
 
         return fitting(machine, stepping)
     captured, tensors = timed("capture", ahead, plain, args, kwargs)
@@ -202,7 +203,7 @@ def plan(
     def planned(on: Machine) -> Plan:
         if not captured.tangents:
             return plan_captured(captured, on, options, tensors)
-        return at_home(lambda asked: plan_training(captured, on, asked, tensors, None)[1].plan, options, on)
+        return at_home(lambda each: plan_training(captured, on, each, tensors, None)[1].plan, options, on)
 
     return fitting(machine, planned)
 
@@ -282,7 +283,7 @@ def _require_step(
     model: Any, criterion: Any, step_fn: Any, optimizer: Any, autocast: Any, scaler: Any, clip_norm: Any
 ) -> None:
     """Raise CaptureError or PlanError if the arguments cannot make a training step."""
-    _require_made(model=model, criterion=criterion, step_fn=step_fn, optimizer=optimizer)
+    _require_instances(model=model, criterion=criterion, step_fn=step_fn, optimizer=optimizer)
     _require_trainable(model, None)
     _require_plain(model, "train_step")
     rule = criterion if step_fn is None else step_fn
@@ -317,12 +318,12 @@ def _require_trainable(model: Any, optimizer: Any) -> None:
         raise CaptureError(f"{model!r} is not a model; give an nn.Module, whose parameters can be trained")
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         raise CaptureError(
-            f"optimizer={optimizer!r} is not a torch optimizer; give one made of model.parameters()"
+            f"optimizer={optimizer!r} is not a torch optimizer; give one of model.parameters()"
         )
 
 
-def _require_made(**given: Any) -> None:
-    for what, kind in given.items():
+def _require_instances(**arguments: Any) -> None:
+    for what, kind in arguments.items():
         if isinstance(kind, type):
             raise CaptureError(
                 f"the {what} is the class {kind.__name__}; give an instance: {kind.__name__}(…)"
@@ -345,10 +346,12 @@ def _examples(inputs: Any, keywords: Any) -> tuple[tuple[Any, ...], dict[str, An
 def _require_plain(model: Any, function: str) -> None:
     if isinstance(model, CompiledModule):
         raise CaptureError(f"the model is compiled already; give {function} the plain one, compiled.module")
+    if isinstance(model, SavedModel):
+        raise CaptureError(f"the model was loaded, compiled, from a folder; give {function} the Python model")
 
 
 def _require_callable(model: Any) -> None:
-    _require_made(model=model)
+    _require_instances(model=model)
     if not callable(model):
         raise CaptureError(f"{model!r} is not a model; give an nn.Module or a function of tensors")
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 from transformers import CLIPConfig, CLIPModel
-from two_layer_mlp import MLP
 
 import autopar
+from autopar.cli.demo import MLP
 
 WIDTH = 1000
 """Pixels, so that text is legible in the column of a README."""

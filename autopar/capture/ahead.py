@@ -77,7 +77,7 @@ def ahead_for_rows(
     def graph(number: int) -> Graph:
         if not places and number != rows:
             raise PlanError(
-                f"{_name(model)} computes otherwise for each number of rows, and was captured with the {rows} of its "
+                f"{_name(model)} computes differently for each number of rows, and was captured with the {rows} of its "
                 f"example; give micro-batches of {rows} rows (--micro-batch {rows}), or an example with the rows of a "
                 "micro-batch"
             )

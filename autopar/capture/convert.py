@@ -159,31 +159,33 @@ class _Conversion:
         return name
 
     def add(self, node: Node) -> None:
-        """Convert one call."""
+        """Convert one node: a number, an item of a result, or a call."""
         target: Any = node.target
         if isinstance(node.meta.get("val"), (int, float)):
             self.converted[node] = self.number(self.region.open.get(node), node.meta["val"])
-            return
-        if target is _aten.detach.default and self.differentiated:
-            self.converted[node] = self.converted[node.args[0]]  # type: ignore[index]
-            return
-        if target is _aten.native_batch_norm_backward.default and node.args[7]:
-            # In training, the backward does not read the running statistics, which the forward has changed.
-            node.args = (*node.args[:3], None, None, *node.args[5:])
-        if target is operator.getitem:
+        elif target is operator.getitem:
             self.converted[node] = self.converted[node.args[0]][node.args[1]]  # type: ignore[index]
-            return
-        if not isinstance(target, OpOverload):
+        elif not isinstance(target, OpOverload):
             raise self.refusal(
                 node, f"the call of {getattr(target, '__name__', target)!r} has no plain tensor form"
             )
-        if f"{target.namespace}.{target._opname}" in _ASSERTS:
-            return
-        unchanged = not any(node.kwargs.get(key) is not None for key in _CHANGES)
-        if (target is _aten._to_copy.default and unchanged) or _drops_nothing(node):
+        elif self.copies_nothing(node):
             self.converted[node] = self.converted[node.args[0]]  # type: ignore[index]
-            return
-        target = _STRIDELESS.get(target, target)
+        elif f"{target.namespace}.{target._opname}" not in _ASSERTS:
+            self.add_call(node, _STRIDELESS.get(target, target))
+
+    def copies_nothing(self, node: Node) -> bool:
+        """Return True for a call that only returns its argument."""
+        if node.target is _aten.detach.default:
+            return self.differentiated
+        unchanged = not any(node.kwargs.get(key) is not None for key in _CHANGES)
+        return (node.target is _aten._to_copy.default and unchanged) or _drops_nothing(node)
+
+    def add_call(self, node: Node, target: Any) -> None:
+        """Add the task of a call, unless an equal one has been added."""
+        if target is _aten.native_batch_norm_backward.default and node.args[7]:
+            # In training, the backward does not read the running statistics, which the forward has changed.
+            node.args = (*node.args[:3], None, None, *node.args[5:])
         args, kwargs = self.arguments(node)
         if target._schema.is_mutable:
             raise self.refusal(node, "it changes a tensor in place, which no graph holds")

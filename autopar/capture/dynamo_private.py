@@ -20,7 +20,7 @@ from .. import system
 from ..errors import CaptureError
 from ..ops.composites.define import shaped_whole
 from ..ops.composites.rules import LAYERS
-from ..system.process import uncollected
+from ..system.process import gc_paused
 from ..system.text import stage
 from .dynamo_settings import CAPTURES, FIXED, RECAPTURED, SETTINGS
 from .operators import BY_PARTS
@@ -111,7 +111,7 @@ class _Entry:
     def __call__(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
         settings, whole = torch._dynamo.config.patch(**self.settings), frame.f_code is self.code
         tracing = stage(f"torch.compile traces {self.name}") if whole else contextlib.nullcontext()
-        with tracing, settings, quiet, uncollected(), shaped_whole(LAYERS), restored_state():
+        with tracing, settings, quiet, gc_paused(), shaped_whole(LAYERS), restored_state():
             try:
                 result, known, before = self._captured(frame, *args, **kwargs)
             except FailOnRecompileLimitHit:
@@ -164,16 +164,27 @@ def _calls_graph(code: CodeType) -> bool:
 
 def has_side_effects() -> bool:
     """Return True if the call under capture in this thread changes objects that outlive it, such as an attribute or
-    a growing list, or registers a hook of a tensor."""
+    a growing list, or registers a hook of a tensor. An attribute that ends with its value before is not changed, such
+    as the switches that transformers sets within a call."""
     effects = InstructionTranslator.current_tx().output.side_effects
     new = AttributeMutationNew, ValueMutationNew
     changed = (
         getattr(item, "source", None) is not None
         and not isinstance(item.mutation_type, new)
         and effects.is_modified(item)
+        and not _unchanged(item, effects.store_attr_mutations.get(item, {}))
         for item in effects.id_to_variable.values()
     )
     return bool(effects.tensor_hooks) or any(changed)
+
+
+def _unchanged(item: Any, attributes: dict[str, Any]) -> bool:
+    """Return True if all that a call sets of an object is `attributes`, to the constants that it has already."""
+    before = getattr(getattr(item, "value", None), "__dict__", {})
+    return type(item) is UserDefinedObjectVariable and all(
+        name in before and each.is_python_constant() and each.as_python_constant() is before[name]
+        for name, each in attributes.items()
+    )
 
 
 _LACKS: Callable[..., None] = getattr(GuardBuilder, "DICT_NOT_CONTAINS", None) or functools.partial(

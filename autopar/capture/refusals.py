@@ -257,7 +257,7 @@ def as_code(module: fx.GraphModule, examples: Sequence[Any]) -> CaptureError | N
     why = redefined(examples)
     if not why and misjudged(module):
         return CaptureError(
-            "what runs depends on a number that torch computes otherwise than Python, by `//` of a float or by other "
+            "what runs depends on a number that torch computes differently from Python, by `//` of a float or by other "
             "arithmetic with a float that varies; take the decision outside of the model, or by a tensor"
         )
     return Untraceable(why) if why else waiting(module) or reshaped(module)

@@ -55,12 +55,14 @@ def conditions_of(size: Any) -> list[str]:
     """Return what a capture takes for granted of the symbols of its sizes, as expressions; `size` is one of them."""
     env = size.node.shape_env
     limits = [
-        f"{name} {relation} {bound}"
+        f"{env.replace(name)} {relation} {bound}"
         for name, own in env.var_to_range.items()
         for relation, bound in ((">=", own.lower), ("<=", own.upper))
         if bound.is_Integer
     ]
-    return [*limits, *(str(guard.expr) for guard in env.guards)]
+    # Symbols that must be equal are replaced by one of them.
+    conditions = (str(env.replace(guard.expr)) for guard in env.guards)
+    return [each for each in dict.fromkeys([*limits, *conditions]) if each != "True"]
 
 
 INFERENCE_MODE = (grad_mode._enter_inference_mode, grad_mode._exit_inference_mode)

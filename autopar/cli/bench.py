@@ -37,21 +37,21 @@ def main(argv: Sequence[str]) -> int:
     Raises AutoparError if torch is not installed, and for unknown names.
     """
     parser = _parser()
-    chosen = parser.parse_args(argv)
-    if bool(chosen.factory) == bool(chosen.suite):
+    options = parser.parse_args(argv)
+    if bool(options.factory) == bool(options.suite):
         parser.error("give MODULE:FACTORY or --suite")
-    for word in ("only",) if chosen.factory else ("batch", "train"):
-        if getattr(chosen, word):
-            parser.error(f"--{word} goes with {'--suite' if chosen.factory else 'MODULE:FACTORY'}")
-    require_writable(chosen.json)
-    if chosen.suite == "gpu":
-        only = [f"--only={name}" for name in chosen.only]
-        return int(_suite("gpu").main([*only, *_words(chosen, ("rounds", "json"))]))
-    from ..costs.detect import asked
+    for word in ("only",) if options.factory else ("batch", "train"):
+        if getattr(options, word):
+            parser.error(f"--{word} goes with {'--suite' if options.factory else 'MODULE:FACTORY'}")
+    require_writable(options.json)
+    if options.suite == "gpu":
+        only = [f"--only={name}" for name in options.only]
+        return int(_suite("gpu").main([*only, *_words(options, ("rounds", "json"))]))
+    from ..costs.detect import parse_devices
 
-    asked(names(chosen.devices))
+    parse_devices(names(options.devices))
     print(machine(), flush=True)
-    return _contests(chosen)
+    return _contests(options)
 
 
 def _parser() -> Parser:
@@ -108,7 +108,7 @@ def _suite(name: str) -> Any:
     return importlib.import_module(f"tests.benchmarks.timed.{name}")
 
 
-def _contests(chosen: argparse.Namespace) -> int:
+def _contests(options: argparse.Namespace) -> int:
     """Print and write the rows of the model's batches or of the suite; if one fails, the rows so far."""
     from ..bench.contest import summary
 
@@ -116,7 +116,9 @@ def _contests(chosen: argparse.Namespace) -> int:
     skipped: dict[str, str] = {}
     try:
         for name, batch_rows, reason in (
-            _batches(chosen) if chosen.factory else _suite("stacks").run(chosen.only, _words(chosen, _PASSED))
+            _batches(options)
+            if options.factory
+            else _suite("stacks").run(options.only, _words(options, _PASSED))
         ):
             for row in batch_rows:
                 print(f"\n{row}", flush=True)
@@ -124,38 +126,38 @@ def _contests(chosen: argparse.Namespace) -> int:
             if reason:
                 print(f"\n{name} skipped: {reason}", flush=True)
                 skipped[name] = reason
-            if chosen.json:
+            if options.json:
                 data = {"machine": machine(), "rows": [row.data() for row in rows], "skipped": skipped}
-                write(chosen.json, partial(Path.write_text, data=json.dumps(data, indent=1) + "\n"))
+                write(options.json, partial(Path.write_text, data=json.dumps(data, indent=1) + "\n"))
     finally:
         if rows:
             print(f"\n{summary(rows)}")
     return 0
 
 
-def _batches(chosen: argparse.Namespace) -> Iterator[tuple[str, list[Row], str]]:
+def _batches(options: argparse.Namespace) -> Iterator[tuple[str, list[Row], str]]:
     """Yield the model's name with its row for each batch, or one row without `--batch`; none is skipped."""
     import torch
 
     from ..bench import rivals
     from ..bench.contest import contest
 
-    known = rivals.TRAINERS if chosen.train else rivals.RIVALS
-    taking = rivals.chosen(names(chosen.rivals), known)
-    for batch in chosen.batch or [None]:
+    known = rivals.TRAINERS if options.train else rivals.RIVALS
+    taking = rivals.chosen(names(options.rivals), known)
+    for batch in options.batch or [None]:
         torch.manual_seed(0)
-        model, args, kwargs = call_factory(chosen.factory, batch, "bench")
-        case = rivals.Case(model, args, names(chosen.devices), chosen.train, kwargs=kwargs)
-        name = chosen.factory.rpartition(":")[2]
-        title = ", ".join(filter(None, (name, batch and f"batch {batch}", chosen.train and "training")))
+        model, args, kwargs = call_factory(options.factory, batch, "bench")
+        case = rivals.Case(model, args, names(options.devices), options.train, kwargs=kwargs)
+        name = options.factory.rpartition(":")[2]
+        title = ", ".join(filter(None, (name, batch and f"batch {batch}", options.train and "training")))
         row = contest(
             title, case, taking,
-            rounds=chosen.rounds or 9, timing_s=chosen.seconds, build_s=chosen.build_seconds,
+            rounds=options.rounds or 9, timing_s=options.seconds, build_s=options.build_seconds,
         )  # fmt: skip
         yield name, [row], ""
 
 
-def _words(chosen: argparse.Namespace, names: Sequence[str]) -> list[str]:
+def _words(options: argparse.Namespace, names: Sequence[str]) -> list[str]:
     """Return the options of these names that have a value, as they are typed."""
-    values = {name: getattr(chosen, name) for name in names}
+    values = {name: getattr(options, name) for name in names}
     return [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value is not None]

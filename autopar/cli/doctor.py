@@ -38,20 +38,20 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--again", action="store_true", help="discard stored measurements, measure again")
     parser.add_argument("--chips", action="store_true", help="show the declared chips and buses instead")
     parser.add_argument("--json", action="store_true", help="print JSON, for a bug report")
-    chosen = parser.parse_args(argv)
-    if chosen.chips:
+    options = parser.parse_args(argv)
+    if options.chips:
         print("chips that Machine.declare and Machine.emulate know (datasheet figures, dense)\n")
         print(chips())
         print("\nbuses between them (one direction)\n")
         print(buses())
         print("\nThe sources are in autopar/ir/hardware, one for each row of chips.csv and buses.csv.")
         return 0
-    if chosen.again:
+    if options.again:
         cache.clear()
     present = accelerators()
-    names = chosen.devices or ["cpu", *present]
+    names = options.devices or ["cpu", *present]
     report, machine = _report(), detect(names)
-    if chosen.json:
+    if options.json:
         print(json.dumps({**report, "machine": encode(machine)}, indent=1))
         return 0
     print(machine)
@@ -80,7 +80,7 @@ def _lines(facts: Mapping[str, str]) -> str:
 def _report() -> dict[str, dict[str, str]]:
     """Return what this machine has and what to type for what it lacks, by section and name."""
     wrong = "" if system.supported(torch.__version__) else f"; this one is not: {system.TO_TYPE}"
-    kept = keep_freed_memory()
+    refusal = keep_freed_memory()
     return {
         "versions": {
             "autopar": system.VERSION,
@@ -93,14 +93,16 @@ def _report() -> dict[str, dict[str, str]]:
         },
         "tools": {
             "C++ compiler": _compiler(),
-            "native search": READY if native.LIBRARY else native.TOLD,
+            "native search": READY if native.LIBRARY else native.STATUS,
             ".png pictures": READY if find_spec("cairosvg") else "pip install 'autopar[png]'",
         },
         "caches": {
             "autopar": cache.note(),
             "inductor": os.environ.get("TORCHINDUCTOR_CACHE_DIR")
             or f"{tempfile.gettempdir()}/torchinductor_…; TORCHINDUCTOR_CACHE_DIR moves it",
-            "freed memory": f"returned to the system: {kept}" if kept else f"kept, up to {size(KEPT_BYTES)}",
+            "freed memory": f"returned to the system: {refusal}"
+            if refusal
+            else f"kept, up to {size(KEPT_BYTES)}",
         },
     }
 

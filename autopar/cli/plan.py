@@ -6,7 +6,8 @@ import argparse
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from ..errors import AutoparError
@@ -52,22 +53,25 @@ def main(argv: Sequence[str]) -> int:
     model.add_argument("--split", help="auto (the default), none or a number of parts")
     graph = parser.add_argument_group("a task graph")
     graph.add_argument("--budget-s", type=float, metavar="S", help="limit on the search in seconds")
-    chosen = parser.parse_args(argv)
-    kind = "a model" if chosen.factory else "a task graph" if chosen.graph else "a saved plan"
+    options = parser.parse_args(argv)
+    kind = "a model" if options.factory else "a task graph" if options.graph else "a saved plan"
     for word, owner in (
         ("budget_s", "a task graph"),
         *((w, "a model") for w in ("machine", "policy", "split")),
     ):
-        if getattr(chosen, word) is not None and kind != owner:
+        if getattr(options, word) is not None and kind != owner:
             parser.error(f"--{word.replace('_', '-')} goes with {owner}")
-    _check_names(chosen)
+    _check_names(options)
+    planned: Callable[[], Plan] = partial(Plan.load, options.load)
+    if not options.load:
+        planned = _model(options) if options.factory else _graph(options)
     began = time.perf_counter()
-    plan = Plan.load(chosen.load) if chosen.load else _model(chosen) if chosen.factory else _graph(chosen)
+    plan = planned()
     took = time.perf_counter() - began
-    _show(plan, chosen)
-    files = ", ".join(map(str, chosen.out + chosen.timeline))
+    _show(plan, options)
+    files = ", ".join(map(str, options.out + options.timeline))
     print(
-        f"{'read' if chosen.load else 'planned'} in {took:.3f} s by {plan.policy}: {seconds(plan.makespan)}, "
+        f"{'read' if options.load else 'planned'} in {took:.3f} s by {plan.policy}: {seconds(plan.makespan)}, "
         f"lower bound {seconds(plan.lower_bound)} (gap {percent(plan.gap)})"
         f"{f'; stopped: {plan.stopped}' if plan.stopped else ''}{f'; wrote {files}' if files else ''}",
         file=sys.stderr,
@@ -75,49 +79,50 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _check_names(chosen: argparse.Namespace) -> None:
+def _check_names(options: argparse.Namespace) -> None:
     """Raise, before planning, for files that could not be written."""
     from ..view.save import kind_of
 
-    for path in chosen.out:
+    for path in options.out:
         kind_of(path, Plan, ".json")
-    for path in chosen.timeline:
+    for path in options.timeline:
         kind_of(path, Timeline)
-    for path in (*chosen.out, *chosen.timeline):
+    for path in (*options.out, *options.timeline):
         require_writable(path)
 
 
-def _show(plan: Plan, chosen: argparse.Namespace) -> None:
+def _show(plan: Plan, options: argparse.Namespace) -> None:
     """Write and draw the requested files, and print the report or the reasons for the named tasks."""
     from ..view import draw, explain, explain_clusters, save_timeline
 
-    for path in chosen.out:
+    for path in options.out:
         write(path, plan.save if path.name.lower().endswith(".json") else lambda beside: draw(plan, beside))
-    for path in chosen.timeline:
+    for path in options.timeline:
         write(path, lambda beside: save_timeline(plan.timeline(), beside))
-    if "" in chosen.explain or not chosen.explain + chosen.out + chosen.timeline:
+    if "" in options.explain or not options.explain + options.out + options.timeline:
         print(explain(plan))
-    tasks = [name for name in chosen.explain if name]
+    tasks = [name for name in options.explain if name]
     if tasks:
         print(explain_clusters(plan, tasks))
 
 
-def _graph(chosen: argparse.Namespace) -> Plan:
+def _graph(options: argparse.Namespace) -> Callable[[], Plan]:
     from ..planner import schedule
 
-    return schedule(chosen.graph, budget_s=chosen.budget_s)
+    return partial(schedule, options.graph, budget_s=options.budget_s)
 
 
-def _model(chosen: argparse.Namespace) -> Plan:
+def _model(options: argparse.Namespace) -> Callable[[], Plan]:
+    """Return the function that plans the model, which is built and torch imported before: that takes seconds."""
+    model, args, kwargs = call_factory(options.factory)
     import torch
 
     from .. import api
     from ..ir.machine import Machine
 
-    model, args, kwargs = call_factory(chosen.factory)
-    devices = names(chosen.machine or "auto")
+    devices = names(options.machine or "auto")
     real = all(map(_DEVICE.fullmatch, devices))
-    split = {None: "auto", "none": None}.get(chosen.split, chosen.split)
+    split = {None: "auto", "none": None}.get(options.split, options.split)
     if split not in ("auto", None):
         try:
             split = int(split)
@@ -125,8 +130,9 @@ def _model(chosen: argparse.Namespace) -> Plan:
             raise AutoparError(
                 f"--split {split} is not known; give auto, none or a number of parts"
             ) from None
-    with torch.no_grad():
-        return api.plan(
-            model, devices if real else Machine.declare(*devices), example_inputs=args,
-            example_kwargs=kwargs, policy=chosen.policy or "auto", split=split,
-        )  # fmt: skip
+    return torch.no_grad()(
+        partial(
+            api.plan, model, devices if real else Machine.declare(*devices), example_inputs=args,
+            example_kwargs=kwargs, policy=options.policy or "auto", split=split,
+        )
+    )  # fmt: skip

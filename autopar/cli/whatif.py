@@ -23,42 +23,42 @@ def main(argv: Sequence[str]) -> int:
     for hosts without a plan.
     """
     parser = _parser()
-    chosen = parser.parse_args(argv)
-    if len(chosen.batch) not in (1, len(chosen.hosts)):
+    options = parser.parse_args(argv)
+    if len(options.batch) not in (1, len(options.hosts)):
         parser.error("give one --batch, or one for each --hosts")
-    require_writable(chosen.json)
+    require_writable(options.json)
     from ..distributed import forecast as of
 
-    declared = [Hosts.declare(text) for text in chosen.hosts]
-    model = _captured(chosen)
+    declared = [Hosts.declare(text) for text in options.hosts]
+    model = _captured(options)
     print(
-        f"{chosen.factory}: {model.parameters:,} parameters in {model.dtype}, "
-        f"{model.row_flops:.3g} FLOP a row{'' if chosen.infer else ', forward and backward'}\n"
+        f"{options.factory}: {model.parameters:,} parameters in {model.dtype}, "
+        f"{model.row_flops:.3g} FLOP a row{'' if options.infer else ', forward and backward'}\n"
         "declared hosts, not run: rates are shares of datasheets\n"
     )
     forecasts, refused = [], []
-    batches = chosen.batch * len(declared) if len(chosen.batch) == 1 else chosen.batch
-    for text, hosts, batch in zip(chosen.hosts, declared, batches):
+    batches = options.batch * len(declared) if len(options.batch) == 1 else options.batch
+    for text, hosts, batch in zip(options.hosts, declared, batches):
         try:
             forecast = of.forecast(
-                model, hosts, batch, optimizer=chosen.optimizer, tensor=chosen.tensor,
-                recompute={"auto": None, "always": True, "never": False}[chosen.recompute],
-                objective=chosen.infer or "training", schedules=chosen.schedule or SCHEDULES,
-                rows=chosen.micro_batch, replicas=chosen.replicas, stages=chosen.stages,
-                shard_replicas={"always": True, "never": False}.get(chosen.shard_replicas, "auto"),
+                model, hosts, batch, optimizer=options.optimizer, tensor=options.tensor,
+                recompute={"auto": None, "always": True, "never": False}[options.recompute],
+                objective=options.infer or "training", schedules=options.schedule or SCHEDULES,
+                rows=options.micro_batch, replicas=options.replicas, stages=options.stages,
+                shard_replicas={"always": True, "never": False}.get(options.shard_replicas, "auto"),
             )  # fmt: skip
         except AutoparError as error:
             refused.append(f"{text}: {error}" if len(declared) > 1 else str(error))
             continue
         forecasts.append((text, forecast))
-        if chosen.verbose:
+        if options.verbose:
             print(f"{forecast.plan}\n")
     if forecasts:
         print(_table([each for _, each in forecasts]))
-    if forecasts and chosen.json:
+    if forecasts and options.json:
         rows = [{"hosts": text, "forecast": encode(each)} for text, each in forecasts]
-        contents = json.dumps({"factory": chosen.factory, "rows": rows}, indent=1) + "\n"
-        write(chosen.json, lambda beside: beside.write_text(contents))
+        contents = json.dumps({"factory": options.factory, "rows": rows}, indent=1) + "\n"
+        write(options.json, lambda beside: beside.write_text(contents))
     if refused:
         # The others are told first.
         raise PlanError("\n".join(refused))
@@ -90,17 +90,17 @@ def _table(forecasts: Sequence[Any]) -> str:
     return f"{table([row[:last] for row in rows], right=range(4, 9), width=COLUMNS)}\n\n{wrapped(legend)}"
 
 
-def _captured(chosen: argparse.Namespace):  # type: ignore[no-untyped-def]  # torch is not loaded for --help
+def _captured(options: argparse.Namespace):  # type: ignore[no-untyped-def]  # torch is not loaded for --help
     import torch
 
     from ..distributed import forecast as of
 
     with torch.device("meta"):
-        model, args, kwargs = call_factory(chosen.factory, command="whatif")
-    model = of.on_meta(model, chosen.dtype)
+        model, args, kwargs = call_factory(options.factory, command="whatif")
+    model = of.on_meta(model, options.dtype)
     floats = (p.dtype for p in model.parameters() if p.is_floating_point())
-    dtype = next(floats, None) if chosen.dtype else None
-    return of.captured(model, args, kwargs, train=not chosen.infer, dtype=dtype)
+    dtype = next(floats, None) if options.dtype else None
+    return of.captured(model, args, kwargs, train=not options.infer, dtype=dtype)
 
 
 def _parser() -> Parser:

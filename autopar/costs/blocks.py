@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..system.process import uncollected
+from ..system.process import gc_paused
 from .calibrate import threads
 
 BLOCK_S = 0.1
@@ -70,22 +70,22 @@ def timed(
     each contestant has `rounds` undisturbed blocks or `LEAST` × `rounds` in all, or, with `least` each, after
     `limit_s` seconds.
     """
-    found: dict[str, list[Block]] = {name: [] for name in turns}
+    blocks: dict[str, list[Block]] = {name: [] for name in turns}
     order, shuffle = list(turns), random.Random(0).shuffle
     began = time.perf_counter()
     for turn in range(LEAST * rounds):
         shuffle(order)
         for name in order:
             if turn >= min(least, rounds) and time.perf_counter() - began > limit_s:
-                return found
-            if sum(not block.disturbed for block in found[name]) < rounds:
-                found[name].append(_block(*turns[name], block_s or BLOCK_S, wake_s))
-    return found
+                return blocks
+            if sum(not block.disturbed for block in blocks[name]) < rounds:
+                blocks[name].append(_block(*turns[name], block_s or BLOCK_S, wake_s))
+    return blocks
 
 
 def _block(call: Callable[[], Any], count: int, block_s: float, wake_s: float) -> Block:
     _asleep(wake_s)
-    with threads(count), uncollected():
+    with threads(count), gc_paused():
         dropped, start = 0, time.perf_counter()
         while not dropped or time.perf_counter() - start < SETTLE_S:
             call()

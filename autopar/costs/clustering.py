@@ -54,7 +54,7 @@ def as_clustered(costed: CostedGraph, clusters: Sequence[Cluster]) -> CostedGrap
     tasks, costs = costed.graph.tasks, costed.cost
     fused = _clusters(costed.graph, costed.machine, costs, lambda position: number[tasks[position].name])
     if len(fused) < len(clusters):
-        left = next(own for own in clusters if not any({*own.tasks} & {*other.tasks} for other in fused))
+        left = next(one for one in clusters if not any({*one.tasks} & {*other.tasks} for other in fused))
         raise PlanError(f"cluster {left.name!r} waits for itself in {costed.graph.name!r}: plan again")
     name = {cluster.name: clusters[number[cluster.tasks[0]]].name for cluster in fused}
     named = (

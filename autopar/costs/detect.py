@@ -64,14 +64,14 @@ def detect(devices: Sequence[str | Device]) -> Machine:
     Rates and links are measured once and stored (`cache`). Raises DeviceError for a device that does not exist or is
     listed twice, or an invalid name.
     """
-    asked_for, wanted = asked(devices)
+    names, wanted = parse_devices(devices)
     for device in wanted:
         if device.traits.host and device.lanes > cores():
             log.warning("%s*%d is more lanes than the %d cores here, which they take turns on: slower than one lane",
                         device.name, device.lanes, cores())  # fmt: skip
     measured = _measured([device.name for device in wanted if device.torch_type != "cpu"])
     rated = []
-    for one, device in zip(asked_for, wanted):
+    for one, device in zip(names, wanted):
         if isinstance(one, Device):
             rated.append(device)
         else:
@@ -93,8 +93,8 @@ def one_lane(machine: Machine) -> Machine | None:
     return replace(machine, devices=tuple(whole if device is cpu else device for device in machine.devices))
 
 
-def asked(devices: Sequence[str | Device]) -> tuple[list[str | Device], list[Device]]:
-    """Return the devices of `detect` as given, "auto" resolved, and as devices without figures. Measures nothing.
+def parse_devices(devices: Sequence[str | Device]) -> tuple[list[str | Device], list[Device]]:
+    """Return the names of the devices, "auto" resolved, and the same as devices without figures. Measures nothing.
 
     Raises DeviceError as `detect` does.
     """
@@ -190,7 +190,7 @@ def _measured(names: Sequence[str]) -> Measured:
 
     def measured(name: str, measure: Callable[..., dict[str, float]], *args: Any) -> dict[str, float]:
         stored = entries.get(name)
-        valid = isinstance(stored, dict) and all(map(cache.figure, stored.values()))
+        valid = isinstance(stored, dict) and all(map(cache.is_figure, stored.values()))
         known: dict[str, float] = {**stored} if valid and stored else {}
         times = known.pop(_TIMES, 1)
         ends = [end for end in args if end in names]

@@ -20,7 +20,7 @@ from ..ir.machine import Machine
 from ..ops import resolve
 from ..system import cache
 from . import calibrate, scales
-from .replay import REFUSALS, Calls, Tensors, bound, made_up, replayed
+from .replay import REFUSALS, Calls, Tensors, bound, replayed, synthetic
 from .roofline import Ratios, estimate, signature, work
 
 log = logging.getLogger("autopar")
@@ -50,17 +50,22 @@ _MOST_COPIES = 16
 
 
 def measure(
-    graph: Graph, machine: Machine, calls: Calls, given: Tensors | None = None, *, budget_s: float = BUDGET_S
+    graph: Graph,
+    machine: Machine,
+    calls: Calls,
+    tensors: Tensors | None = None,
+    *,
+    budget_s: float = BUDGET_S,
 ) -> dict[tuple[str, str], float]:
     """Measure seconds by (task, device name), dispatch included; equal operations (`signature`) are timed once.
 
-    On a CPU, the tasks run one after the other as in a call (`replay`), with a lane's threads, on `given`
-    inputs and state or else on made-up ones. On an accelerator, each runs alone on made-up inputs. If the
+    On a CPU, the tasks run one after the other as in a call (`replay`), with a lane's threads, on `tensors`,
+    inputs and state by name, or else on synthetic ones. On an accelerator, each runs alone on synthetic inputs. If the
     graph's weights do not fit in its cache, it runs on several copies in turn. Earlier times on the same chip
     are reused, unless they are far from the roofline. The longest operations by the roofline come first,
     within about `budget_s` seconds on each device. The roofline prices the others, and tasks that draw random
     numbers, must follow others, write in place, are the user's own (`calls`), make no tensor or refuse
-    made-up inputs. Nothing is measured if devices are absent or on a declared clock.
+    synthetic inputs. Nothing is measured if devices are absent or on a declared clock.
     """
     if machine.absent or machine.clock == "declared":
         log.info("nothing is measured: %s", machine.label)
@@ -71,7 +76,7 @@ def measure(
         wanted = book.missing(device, budget_s)
         if wanted:
             try:
-                for tasks, seconds in _timed(book, wanted, device, given or {}, budget_s):
+                for tasks, seconds in _timed(book, wanted, device, tensors or {}, budget_s):
                     book.enter(device, tasks, seconds)
                     timed += 1
             finally:
@@ -81,9 +86,9 @@ def measure(
     return book.known()
 
 
-def measured(graph: Graph, machine: Machine, calls: Calls, given: Tensors) -> Ratios:
-    """Return ratios by `measure`, on the given inputs and state."""
-    return _ratios(graph, machine, measure(graph, machine, calls, given))
+def measured(graph: Graph, machine: Machine, calls: Calls, tensors: Tensors) -> Ratios:
+    """Return ratios by `measure`, with `tensors` as inputs and state."""
+    return _ratios(graph, machine, measure(graph, machine, calls, tensors))
 
 
 def _ratios(graph: Graph, machine: Machine, seconds: Seconds) -> Ratios:
@@ -198,7 +203,7 @@ class _Book:
 def _seconds(entry: Any) -> list[float]:
     """Return the valid seconds of an entry."""
     samples = entry.get("seconds") if isinstance(entry, dict) else None
-    return list(filter(cache.figure, samples or ()))
+    return list(filter(cache.is_figure, samples or ()))
 
 
 def _typical(seconds: Sequence[float], device: Device) -> float:
@@ -218,7 +223,7 @@ def _far(entry: Any, guess: float) -> bool:
 
 
 def _timed(
-    book: _Book, tasks: Sequence[Task], device: Device, given: Tensors, budget_s: float
+    book: _Book, tasks: Sequence[Task], device: Device, tensors: Tensors, budget_s: float
 ) -> Iterator[tuple[list[Task], float | None]]:
     """Yield the tasks of each operation with its seconds."""
     alike: dict[str, list[Task]] = {}
@@ -226,7 +231,7 @@ def _timed(
         alike.setdefault(book.key[task.name], []).append(task)
     on = torch.device(device.torch_device)
     if on.type == "cpu":
-        here = {name: tensor for name, tensor in given.items() if _usable(book.graph, name, tensor, on)}
+        here = {name: tensor for name, tensor in tensors.items() if _usable(book.graph, name, tensor, on)}
         with calibrate.threads(device.threads):
             seconds_of = replayed(book.graph, tasks, on, book.calls, here, budget_s)
         for each in alike.values():
@@ -257,7 +262,7 @@ def _alone(book: _Book, task: Task, device: Device) -> float | None:
         with calibrate.as_tasks(on.type):
             function, prepared = resolve.target(task.target, book.calls), []
             for _ in range(copies):
-                tensors = {name: made_up(graph, graph.value[name], on) for name in task.inputs}
+                tensors = {name: synthetic(graph, graph.value[name], on) for name in task.inputs}
                 prepared.append(bound(task, function, tensors, on))
             turn = itertools.cycle(prepared)
             return _blocks(lambda: next(turn)(), device.torch_device)

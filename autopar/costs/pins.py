@@ -139,7 +139,7 @@ def lives(path: str, home: Home) -> str:
     return max(matches, key=lambda each: each[0], default=(None, ""))[1]
 
 
-def homes_asked(graph: Graph, home: Home) -> dict[str, str]:
+def user_homes(graph: Graph, home: Home) -> dict[str, str]:
     """Return the home of each state for which the user gives one."""
     asked = {name: lives(graph.value[name].path, home) for name in graph.state}
     return {name: device for name, device in asked.items() if device}

@@ -34,16 +34,16 @@ PASSES = 20
 """Limit on passes over a graph; fewer if it is long."""
 FEWEST = 3
 REFUSALS = (RuntimeError, ValueError, TypeError, IndexError, MemoryError)
-"""Exceptions of operations that do not accept made-up inputs."""
+"""Exceptions of operations that do not accept synthetic inputs."""
 
 
 def replayed(
-    graph: Graph, tasks: Iterable[Task], device: torch.device, calls: Calls, given: Tensors, budget_s: float
+    graph: Graph, tasks: Iterable[Task], device: torch.device, calls: Calls, tensors: Tensors, budget_s: float
 ) -> dict[str, float | None]:
     """Time tasks in the order of the graph; return the median of up to `PASSES` passes within about `budget_s`
     seconds, without the first; None for tasks that refuse.
 
-    `given`: inputs and state by name; values that are neither given nor made by the tasks are made up. Passes
+    `tensors`: inputs and state by name; other values that the tasks do not make are synthetic. Passes
     in which another process took the core are left out if enough others remain.
     """
     wanted = {task.name for task in tasks}
@@ -51,14 +51,14 @@ def replayed(
     functions = [resolve.target(task.target, calls) for task in order]
     last = {name: at for at, task in enumerate(order) for name in (*task.inputs, *task.outputs)}
     dead = [
-        [name for name in (*task.inputs, *task.outputs) if last[name] == at and name not in given]
+        [name for name in (*task.inputs, *task.outputs) if last[name] == at and name not in tensors]
         for at, task in enumerate(order)
     ]
     refused: set[str] = set()
 
     def once() -> list[float]:
         """Return the seconds of each task in one pass; 0 for tasks that refused."""
-        clock, values, seconds = time.perf_counter, dict(given), [0.0] * len(order)
+        clock, values, seconds = time.perf_counter, dict(tensors), [0.0] * len(order)
         for at, task in enumerate(order):
             if task.name in refused:
                 continue
@@ -66,7 +66,7 @@ def replayed(
             try:
                 for name in task.inputs:
                     if name not in values:
-                        values[name] = made_up(graph, graph.value[name], device)
+                        values[name] = synthetic(graph, graph.value[name], device)
                 call = bound(task, functions[at], values, device)
                 begin = clock()
                 result = call()
@@ -125,8 +125,8 @@ def bound(
     return partial(function, *args, **kwargs)
 
 
-def made_up(graph: Graph, value: Value, device: torch.device) -> torch.Tensor:
-    """Return a made-up tensor for a value: floats of 0.5, integers that are valid indices wherever it is read."""
+def synthetic(graph: Graph, value: Value, device: torch.device) -> torch.Tensor:
+    """Return a synthetic tensor for a value: floats of 0.5, integers that are valid indices wherever it is read."""
     dtype = getattr(torch, value.dtype)
     if dtype.is_floating_point or dtype.is_complex:
         return torch.empty(value.shape, dtype=dtype, device=device).fill_(0.5)

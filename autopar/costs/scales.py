@@ -88,7 +88,7 @@ def _is_scale(entry: Any) -> bool:
         isinstance(entry, list)
         and len(entry) == 3
         and isinstance(entry[0], str)
-        and all(map(cache.figure, entry[1:]))
+        and all(map(cache.is_figure, entry[1:]))
     )
 
 
@@ -113,16 +113,16 @@ def operations() -> Graph:
 
     for flops, target, *args in _calls():
         with as_tasks("cpu"), threads(1):
-            made = resolve.target(target)(*args)
-        several = isinstance(made, tuple)
-        outputs = tuple(named(tensor, "made") for tensor in (made if several else (made,)))
+            result = resolve.target(target)(*args)
+        several = isinstance(result, tuple)
+        outputs = tuple(named(tensor, "made") for tensor in (result if several else (result,)))
         tasks.append(
             Task(f"probe{len(tasks)}", target, tuple(map(argument, args)), outputs=outputs, unpack=several,
-                 flops=flops, free=not several and made._is_view())
+                 flops=flops, free=not several and result._is_view())
         )  # fmt: skip
     inputs = tuple(value.name for value in values if value.kind == "input")
-    made = tuple(value.name for value in values if value.kind == "made")
-    return Graph("probes", tuple(values), tuple(tasks), inputs, (), made)
+    result = tuple(value.name for value in values if value.kind == "made")
+    return Graph("probes", tuple(values), tuple(tasks), inputs, (), result)
 
 
 def _calls() -> Iterator[tuple[Any, ...]]:

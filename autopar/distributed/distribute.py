@@ -42,7 +42,7 @@ _LANES = (
 )
 
 
-_held: weakref.WeakKeyDictionary[nn.Module, dict[str, tuple[int, torch.Tensor, int]]] = (
+_trained_state: weakref.WeakKeyDictionary[nn.Module, dict[str, tuple[int, torch.Tensor, int]]] = (
     weakref.WeakKeyDictionary()
 )
 """Of each model that a job has, by path: the rank that updates the tensor, the tensor here, and its version then."""
@@ -90,29 +90,26 @@ def distribute(  # noqa: PLR0913 - what users may fix
     schedule: "auto", "gpipe", "1f1b", "interleaved" or "zero-bubble".
     stages, replicas, micro_batches: fixed numbers; those left open are chosen by simulation.
     optimizer_bytes: bytes of optimizer state for each byte of weights.
-    shard_replicas: True: shard each stage's parameters, gradients and optimizer state over its replicas by FSDP2
-    (`torch.distributed.fsdp.fully_shard`); "auto": only if they do not fit otherwise.
+    shard_replicas: shard parameters, gradients and optimizer state over replicas, by FSDP2; "auto": if they do not fit.
     plan: an existing `Distribution` or its file, used as it is.
 
     Raises in every process: DeviceError if no process group is initialized, CaptureError, PlanError or MemoryCapError.
     """
-    device, machine = _here(devices)
+    device, machine = _device_and_machine(devices)
     schedules = _schedules(schedule)
     several = max(gather(sum(len(each.compute_lanes) for each in machine.devices), group)) > 1
     if shard_replicas is True and several:
         raise PlanError(_LANES)
     batch = bound(model, example_inputs, example_kwargs or {})
     agree(lambda: _facts(model, rows_of(batch), loss is not None, plan is not None), group)
-    named = [*model.named_parameters(), *model.named_buffers()]
-    share_weights(named, group, device, from_first(lambda: _sources(model, group), group))
+    share_weights(_state(model).items(), group, device, from_first(lambda: _sources(model, group), group))
     known = _hosts(hosts, machine, group, device)
     capture = functools.cache(lambda rows: units(model, *_sliced(batch, rows)))
     chain = _chain(capture, batch, known, group, machine, loss is not None) if plan is None else None
 
     def make() -> Distribution:
         if chain is None:
-            assert plan is not None
-            return plan if isinstance(plan, Distribution) else Distribution.load(plan)
+            return _loaded(plan)
         whole = shard_replicas == "auto" and (several or loss is None)
         return distribution(
             chain,
@@ -131,6 +128,10 @@ def distribute(  # noqa: PLR0913 - what users may fix
     if chosen.sharded and several:
         raise PlanError(_LANES)
     return _job(capture, chosen, loss, group, device, machine)
+
+
+def _loaded(plan: Any) -> Distribution:
+    return plan if isinstance(plan, Distribution) else Distribution.load(plan)
 
 
 def _job(
@@ -158,7 +159,7 @@ def _job(
         return compile(stage, machine) if lanes > 1 else stage  # type: ignore[return-value]
 
     job = Distributed(captured, plan, loss, group, device, place)
-    _held[captured.model] = {
+    _trained_state[captured.model] = {
         path: (job.holders[path], tensor, _version(tensor))
         for path, tensor in _state(captured.model).items()
         if path in job.holders
@@ -167,6 +168,7 @@ def _job(
 
 
 def _state(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the parameters and buffers of a model by each of their paths."""
     named = (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
     return {path: tensor for each in named for path, tensor in each}
 
@@ -179,7 +181,7 @@ def _sources(model: nn.Module, group: dist.ProcessGroup | None) -> dict[str, int
     """Return the rank in the group of what another process than this one has updated in an earlier job of the model."""
     ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
     state, sources = _state(model), {}
-    for path, (rank, tensor, version) in _held.get(model, {}).items():
+    for path, (rank, tensor, version) in _trained_state.get(model, {}).items():
         if rank == dist.get_rank() or state.get(path) is not tensor or _version(tensor) != version:
             continue
         if rank not in ranks:
@@ -214,7 +216,7 @@ def _facts(model: nn.Module, rows: int, trained: bool, planned: bool) -> dict[st
     }
 
 
-def _here(devices: Any) -> tuple[torch.device, Machine]:
+def _device_and_machine(devices: Any) -> tuple[torch.device, Machine]:
     """Return the torch device of this process's tensors, and its machine."""
     if not dist.is_available() or not dist.is_initialized():
         raise DeviceError(
@@ -305,7 +307,7 @@ def _chain(
         rows = captured.rows
         chain_units.append(Unit(name, forward, backward, weights, rest, saved / rows, crossing / rows))
     added = tuple(by_name[kind][1] for kind in kinds)
-    return Chain(type(model).__name__, kinds, tuple(chain_units), added_bytes_per_s=added).check()
+    return Chain(type(model).__name__, kinds, tuple(chain_units), added_bytes_per_s=added)
 
 
 def _line(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:

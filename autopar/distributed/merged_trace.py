@@ -117,12 +117,12 @@ def clock_offset(group: Group = None) -> tuple[float, float]:
     """
     rounds = []
     for _ in range(ROUNDS):
-        came = time.perf_counter()
+        comes = time.perf_counter()
         gather(None, group)
-        rounds.append((came, time.perf_counter()))
+        rounds.append((comes, time.perf_counter()))
     first = gather(rounds, group)[0]
     if rank_of(group) == 0:
         return 0.0, 0.0
-    most = min(left - came for (_, left), (came, _) in zip(first, rounds))
-    least = max(came - left for (came, _), (_, left) in zip(first, rounds))
+    most = min(leaves - comes for (_, leaves), (comes, _) in zip(first, rounds))
+    least = max(comes - leaves for (comes, _), (_, leaves) in zip(first, rounds))
     return (most + least) / 2, (most - least) / 2

@@ -64,7 +64,7 @@ class Machine:
         return any(device.traits.stand_in for device in self.devices)
 
     @property
-    def draws_apart(self) -> bool:
+    def separate_generators(self) -> bool:
         """True if each device has its own random generator; emulated devices use that of the CPU."""
         return not self.emulated and len({device.torch_device for device in self.devices}) > 1
 

@@ -20,7 +20,7 @@ from . import serialize
 from .costed import CostedGraph
 from .critical_path import Critical, critical
 from .display_names import Words
-from .plan_check import check, sound
+from .plan_check import check, sound_bound
 from .timeline import Memory, Placed, Span, Step, Theme, Timeline, Transfer
 
 FORMAT = "autopar plan 1"
@@ -99,7 +99,7 @@ class Plan:
     stopped: str = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "lower_bound", sound(self.lower_bound, self.makespan))
+        object.__setattr__(self, "lower_bound", sound_bound(self.lower_bound, self.makespan))
 
     @cached_property
     def place(self) -> dict[str, Placed]:

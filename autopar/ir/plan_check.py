@@ -17,21 +17,21 @@ from ..errors import BoundWarning, PlanError
 from .costed import CostedGraph
 
 ROUNDING = 1e-9
-"""Relative error of summed floats by which a bound may exceed the plan's time."""
+"""Relative error of summed floats by which a bound may exceed the makespan."""
 
 Row: TypeAlias = tuple[Sequence[object], Collection[object], str, str]
 """Used names, existing names, the field that uses them, and their kind."""
 
 
-def sound(bound: float, reached: float, makespan: float = 0.0) -> float:
-    """Return the lower bound clamped to [0, reached], in seconds; `reached` is the makespan or a difference of times.
+def sound_bound(bound: float, makespan: float) -> float:
+    """Return the lower bound of a plan clamped to [0, makespan], in seconds.
 
-    A bound that exceeds `reached` by more than rounding becomes 0, with a BoundWarning.
+    A bound that exceeds the makespan by more than rounding becomes 0, with a BoundWarning.
     """
-    if bound <= reached + max(reached, makespan) * ROUNDING + sys.float_info.min:
-        return max(0.0, min(bound, reached))
+    if bound <= makespan * (1 + ROUNDING) + sys.float_info.min:
+        return max(0.0, min(bound, makespan))
     warnings.warn(
-        f"the lower bound of {bound} s is above a plan that takes {reached} s: a fault of autopar, please report it "
+        f"the lower bound of {bound} s is above a plan that takes {makespan} s: a fault of autopar, please report it "
         "with the graph. The plan holds; of how near it is to the shortest nothing is claimed",
         BoundWarning,
         stacklevel=2,

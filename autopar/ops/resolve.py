@@ -137,7 +137,7 @@ def _resolved(operator: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-_OWN: dict[str, Callable[..., Any]] = {
+_REPLACEMENTS: dict[str, Callable[..., Any]] = {
     JOIN: _join,
     PART: _part,
     SUM: _sum,
@@ -162,7 +162,7 @@ def target(name: str, calls: Mapping[str, Callable[..., Any]] | None = None) -> 
     overload."""
     if calls and name in calls:
         return calls[name]
-    return _OWN.get(name) or _operator(name)
+    return _REPLACEMENTS.get(name) or _operator(name)
 
 
 @functools.cache

@@ -10,8 +10,8 @@ from ..errors import PlanError
 from ..ir.costed import Cluster, CostedGraph
 from ..ir.machine import Machine
 from ..ir.plan import Plan
-from ..system.process import uncollected
-from ..system.text import meant, parse_bytes
+from ..system.process import gc_paused
+from ..system.text import matching, parse_bytes
 from .formats import Source, read
 from .model.simulator import Schedule
 from .policies import POLICIES, Policy, require_policy
@@ -52,7 +52,7 @@ def schedule(
     for name, value, example in (("memory", memory, "{device: bytes}"), ("pins", pins, "{task: device}")):
         if value is not None and not isinstance(value, Mapping):
             raise PlanError(f"{name}={value!r} is not a mapping; give {example}")
-    with uncollected():
+    with gc_paused():
         costed = read(graph, machine)
         unlinked = costed.machine.unlinked
         if unlinked and any(task.inputs for task in costed.graph.tasks):
@@ -75,7 +75,7 @@ def _pinned(costed: CostedGraph, pins: Mapping[str, str]) -> CostedGraph:
     for pattern, device in sorted(named, key=lambda pin: (pin[0] in costed.cluster, len(pin[0]), pin[0])):
         costed.machine.require(device)
         complaint = f"pins={{{pattern!r}: {device!r}}} names no task of {costed.graph.name!r}"
-        chosen |= dict.fromkeys(meant(pattern, costed.cluster, complaint), device)
+        chosen |= dict.fromkeys(matching(pattern, costed.cluster, complaint), device)
     clusters = (
         _bound(cluster, chosen[cluster.name], costed) if cluster.name in chosen else cluster
         for cluster in costed.clusters

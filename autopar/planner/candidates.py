@@ -137,18 +137,18 @@ def _too_small(instance: Instance, entry: Entry) -> MemoryCapError:
     parts = []
     for device, peak, cap in entry.over:
         d = instance.devices.index(device)
-        held = dict(instance.given[d])
-        for r, kept in enumerate(instance.kept):
+        held = dict(instance.initial[d])
+        for r, storages in enumerate(instance.resident):
             if entry.simulation.device[r] == d:
-                held.update((storage, nbytes) for storage, nbytes in kept if storage not in held)
-        made = {
+                held.update((storage, nbytes) for storage, nbytes in storages if storage not in held)
+        sizes = {
             name: graph.value[name].bytes
             for r, cluster in enumerate(instance.costed.clusters)
             if entry.simulation.device[r] == d
             for task in cluster.tasks
             for name in graph.task[task].outputs
         }
-        largest = heapq.nlargest(3, (held | made).items(), key=lambda pair: pair[1])
+        largest = heapq.nlargest(3, (held | sizes).items(), key=lambda pair: pair[1])
         names = ", ".join(f"{_named(graph, name, nbytes)} {size(nbytes)}" for name, nbytes in largest)
         parts.append(
             f"{device} would need {size(peak)} but is capped at {size(cap)} "
@@ -166,11 +166,11 @@ def _too_small(instance: Instance, entry: Entry) -> MemoryCapError:
 
 def _named(graph: Graph, name: str, nbytes: int) -> str:
     """Return the name of a storage of this many bytes: the path of a weight, or how many weights it holds (`flat`)."""
-    made, held = {target: made for made, target in graph.updates}, graph.value[name].path or name
-    flat = name if name in graph.flat else made.get(name, "")
+    updates, held = {target: updates for updates, target in graph.updates}, graph.value[name].path or name
+    flat = name if name in graph.flat else updates.get(name, "")
     # Replicas of all weights of a bucket share one storage, named after the first.
     if flat not in graph.flat or (flat != name and nbytes <= graph.value[name].bytes):
         return held
-    first, *others = (target for target in made if made[target] == flat)
+    first, *others = (target for target in updates if updates[target] == flat)
     what = "the new values of " if flat == name else ""
     return f"{what}{graph.value[first].path or first} and {len(others)} more in one buffer"

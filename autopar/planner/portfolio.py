@@ -10,7 +10,7 @@ from dataclasses import replace
 from ..errors import PlanError, TooLongError
 from ..ir.costed import CostedGraph
 from ..ir.plan import Plan
-from ..ir.plan_check import sound
+from ..ir.plan_check import sound_bound
 from ..system.text import seconds
 from .bounds import lower_bound
 from .candidates import Entry, Race
@@ -187,7 +187,7 @@ def _plan(race: Race, chosen: Entry, singles: dict[int, list[Entry]], stopped: s
     least = min((entry.makespan for entry in race.entries if not entry.over), default=plan.makespan)
     return replace(
         plan,
-        lower_bound=sound(race.bound, least),
+        lower_bound=sound_bound(race.bound, least),
         singles=tuple(alone),
         candidates=tuple(race.candidates),
         stopped=stopped,

@@ -96,8 +96,8 @@ class Reasons(Mapping[str, Reason]):
                 return math.inf
             for hop in hops:
                 took = hop.seconds(instance.bytes[v])
-                queues = [buses[key] for key in _keys(hop) if key in buses]
-                sent = find_all(queues, took - self.rounding, sent) + took
+                queues = [(buses[key], took - self.rounding) for key in _keys(hop) if key in buses]
+                sent = find_all(queues, sent) + took
         return max(arrives, sent)
 
     def _buses(self, r: int) -> dict[tuple[str, int], Slots]:
@@ -107,12 +107,12 @@ class Reasons(Mapping[str, Reason]):
             v for v in instance.reads[r] if any(o != r and self.device[o] == d for o in instance.readers[v])
         }
         others |= {v for v in instance.reads[r] if d in instance.deliver[v] or instance.carry[v]}
-        taken: dict[tuple[str, int], list[_Span]] = defaultdict(list)
+        busy: dict[tuple[str, int], list[_Span]] = defaultdict(list)
         for v, hop, span in self.sent:
             if hop.dst != d or v in others or v not in instance.reads[r]:
                 for key in _keys(hop):
-                    taken[key].append(span)
-        return {key: Slots(spans) for key, spans in taken.items()}
+                    busy[key].append(span)
+        return {key: Slots(spans) for key, spans in busy.items()}
 
     def _barred(self, r: int, d: int) -> str:
         """Return the reason why cluster `r` cannot be on device number `d`."""
@@ -139,11 +139,11 @@ class Reasons(Mapping[str, Reason]):
         times = [time for time, _ in steps]
         first = max(0, bisect_right(times, start) - 1)
         held = max((level for _, level in steps[first : bisect_left(times, end)]), default=0)
-        here = dict(instance.given[d])
-        for other, kept in enumerate(instance.kept):
+        here = dict(instance.initial[d])
+        for other, storages in enumerate(instance.resident):
             if self.device[other] == d:
-                here.update(kept)
-        needs = instance.workspace[r] + sum(n for storage, n in instance.kept[r] if storage not in here)
+                here.update(storages)
+        needs = instance.workspace[r] + sum(n for storage, n in instance.resident[r] if storage not in here)
         needs += sum(instance.bytes[v] for v in instance.makes[r])
         needs += sum(instance.bytes[v] for v in instance.reads[r] if d not in self.there[v])
         if held + needs <= cap:

@@ -70,7 +70,7 @@ class _Forward:
             return self.forward
         if torch.compiler.is_dynamo_compiling():
             # A model around this one is captured. Dynamo of torch 2.11 mistakes `__dict__.get` for this.
-            return fast._placement.model.forward
+            return (fast._placement.model if hasattr(fast, "_placement") else fast._model).forward
         wrapper = fast.__dict__.get("forward")
         return types.MethodType(_outermost(wrapper) if wrapper else self.forward, fast)
 

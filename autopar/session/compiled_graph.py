@@ -17,7 +17,7 @@ from ..capture.eager_form import in_eager, warn_of_checkpoints
 from ..capture.region import Region
 from ..ir.plan import Plan
 from ..runtime.thread_state import capture_lock_and, no_saved_tensor_hooks
-from ..system.process import uncollected
+from ..system.process import gc_paused
 from .program_cache import ProgramCache
 from .session import Session
 from .stages import timed
@@ -66,7 +66,7 @@ class CompiledGraph:
         """Begin without programs, bound to the state in the arguments of a call; if `region` is None, without a graph
         to place."""
         session = self.session
-        self.programs: ProgramCache[Any] = ProgramCache(self.name, region, session.options)
+        self.programs = ProgramCache(self.name, region, session.options)
         self.plans: dict[Hashable, Plan] = {}
         self.right = 0
         self.unchecked: set[Hashable] = set()
@@ -115,7 +115,7 @@ class CompiledGraph:
     def _first(self, key: tuple[Any, ...], args: Sequence[Any]) -> tuple[Any, bool]:
         """Return the program for new sizes, and whether it is new; None if the call is to run as written."""
         session, options = self.session, self.session.options
-        with capture_lock_and(session.lock), no_saved_tensor_hooks(), uncollected():
+        with capture_lock_and(session.lock), no_saved_tensor_hooks(), gc_paused():
             if (known := self.programs.get(key)) is not None:
                 return known, False
             try:

@@ -137,7 +137,7 @@ class Halves:
             paths = ", ".join(value[target].path for (target, _), name in pairs if name in invented)
             raise RunError(
                 f"{self.joint.costed.graph.name}: the gradient of {paths} depends on no output's (a custom backward "
-                "makes it up), and some outputs have none, so that nobody can tell whether it is due; let the loss "
+                "makes it up), and some outputs have none, so it is unknown whether it is due; let the loss "
                 "depend on every output"
             )
         half = self.full_backward if whole else _half(self._backward_costs(live))

@@ -97,7 +97,7 @@ class KernelSelection:
         shapes = ", ".join(f"{value.path or value.name} {list(value.shape)}" for value in inputs[:SHOWN])
         shapes += f" and {len(inputs) - SHOWN} more inputs" if len(inputs) > SHOWN else ""
         sizes = f" for all sizes from {LEAST} on, chosen with {shapes}" if self.any_size else f" for {shapes}"
-        more = "\nweights have changed, and eager serves until they rest" if self.due else ""
+        more = "\nweights have changed; eager serves until a call finds them unchanged" if self.due else ""
         if self.candidate is not None and self.candidate.failure:
             more = "\n" + wrapped(f"eager serves some sizes: {self.candidate.failure}")
         head = wrapped(f"kernels of {graph.name}{sizes if inputs else ''}")
@@ -263,7 +263,8 @@ class KernelSelection:
         """Build again in a forked child, where the libraries' threads do not exist."""
         self._building = threading.Lock()
         if self.candidate is not None:
-            # For ever: to delete it would wait for threads that are not here, and end the process.
+            # For ever: its destructor waits for threads that do not exist here, and ends the process with an error. A
+            # list of the module would be emptied as the process ends.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.candidate))
             self.candidate, self.due = None, True
 

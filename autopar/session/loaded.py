@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from importlib import import_module
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
+from torch.compiler import is_dynamo_compiling
 from torch.utils import _pytree as pytree
 
 from ..capture.captured import Captured, restore_strides
@@ -60,7 +61,7 @@ class SavedProgram:
     inputs: the leaf that is each input of the graph.
     results: each leaf of the output: ("output", its index), ("argument", the leaf that it is) or ("value", itself).
     output: the tree of the output; modules: those that define its classes.
-    state: the weight that is each state of the graph.
+    state: the weight that is each state of the graph, by its path in the model.
     library, kernels: the kernels, by the first task of each piece, for calls of any size or of the saved ones alone.
     lengths: the length of each axis of each tensor among the arguments, as an expression in symbols; empty if the
         program serves the saved sizes alone. expressions: those of `sizes`. conditions: what must hold.
@@ -111,16 +112,16 @@ class SavedModel:
     """A model that `autopar.load` has read. Call it like the original, without gradients, with arguments of the dtypes
     and shapes that were saved; others raise AutoparError."""
 
-    __slots__ = ("__weakref__", "_calls", "_folder", "_lock", "_pool", "_programs")
+    __slots__ = ("__weakref__", "_calls", "_folder", "_lock", "_pool", "_programs", "_weights")
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._pool, self._lock = folder, Replicas(), threading.RLock()
-        programs, weights = _read(folder)
+        programs, self._weights = _read(folder)
         self._programs: list[_Bound] = []
         self._calls: dict[tuple[Any, ...], _Bound] = {}
         for fields in programs:
             try:
-                bound = _Bound(folder, SavedProgram(**fields), weights, self._pool, self._lock)
+                bound = _Bound(folder, SavedProgram(**fields), self._weights, self._pool, self._lock)
             except (ImportError, AttributeError) as error:
                 raise AutoparError(f"{folder} needs what is not here: {error}; install it") from None
             self._programs.append(bound)
@@ -177,10 +178,22 @@ class SavedModel:
 
 
 class SavedModule(SavedModel):
-    """A saved model that is also an instance of the class of the Python model it was loaded with, and shares its
+    """A saved model that is also an instance of the class of the Python model it was loaded with, and has its
     attributes. Its weights are those that were saved."""
 
-    __slots__ = ()
+    __slots__ = ("_model",)
+    _model: nn.Module
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the outputs, as `SavedModel` does."""
+        # A model around this one that is captured is placed as a whole.
+        return self._model(*args, **kwargs) if is_dynamo_compiling() else super().__call__(*args, **kwargs)
+
+    def load_state_dict(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise AutoparError: kernels hold the weights that were saved."""
+        raise AutoparError(
+            "the weights of a saved model are fixed; load them into the Python model, and save it again"
+        )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the saved model."""
@@ -273,7 +286,7 @@ def _restored(folder: Path, saved: SavedProgram, captured: Captured) -> dict[str
         read = [_like(form, device).zero_() for form in kernel.read]
         results = [_like(form, torch.device("meta")) for form in kernel.results]
         with threads(count), torch.no_grad():
-            call = library.load((folder / kernel.file).read_bytes(), module, read)
+            call = library.load(str(folder / kernel.file), module, read)
             call = with_eager_layout(call, module, read, results)
         kernels[piece.tasks[0]] = Kernel(saved.library, call, takes)
     return kernels
@@ -306,7 +319,7 @@ def shown(arguments: Sequence[tuple[Any, ...]], saved: SavedProgram | None = Non
         else repr(kind)
         for (shape, kind), own in zip(arguments, lengths)
     ]
-    where = f" where {' and '.join(dict.fromkeys(saved.conditions))}" if saved is not None and opened else ""
+    where = f" where {' and '.join(saved.conditions)}" if saved is not None and opened else ""
     return ", ".join(items) + where
 
 
@@ -385,7 +398,40 @@ def load(folder: str | PathLike[str], model: nn.Module | None = None) -> Any:
     saved = SavedModel(Path(folder))
     if model is None:
         return saved
-    fast = sharing(SavedModule, model, type(model))
+    twin = _with_weights(model, saved._weights)
+    fast = sharing(SavedModule, twin, type(model))
     for name in SavedModel.__slots__[1:]:
         object.__setattr__(fast, name, getattr(saved, name))
+    object.__setattr__(fast, "_model", twin)
     return fast
+
+
+def _with_weights(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> nn.Module:
+    """Return a copy of a model that has these weights, by their paths, and shares everything else. Raises AutoparError
+    if it has no such weight."""
+    known = dict(
+        (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    )
+    for path, weight in weights.items():
+        # Other names of weights, which are no paths, have a space.
+        if " " not in path and (path not in known or known[path].shape != weight.shape):
+            raise AutoparError(
+                f"the saved model has a weight {path} {list(weight.shape)}, and this {type(model).__name__} has no "
+                "such; give the Python model that was saved"
+            )
+    memo: dict[int, Any] = {}
+    for path, tensor in known.items():
+        if path in weights:
+            parameter = isinstance(tensor, nn.Parameter)
+            memo[id(tensor)] = (
+                nn.Parameter(weights[path], tensor.requires_grad) if parameter else weights[path]
+            )
+    for part in model.modules():
+        memo[id(part)] = object.__new__(type(part))
+    for part in model.modules():
+        for name, value in vars(part).items():
+            if name in ("_parameters", "_buffers", "_modules"):
+                value = {key: memo.get(id(item), item) for key, item in value.items()}
+            vars(memo[id(part)])[name] = value
+    twin: nn.Module = memo[id(model)]
+    return twin

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from ..capture import results
 from ..capture.region import Region
@@ -55,12 +55,11 @@ def reuse_placement(options: Options, plan: Plan) -> Options:
     return dataclasses.replace(options, split=split, policy=policy, measure=False)
 
 
-P = TypeVar("P", bound=Any)
 RESIZED = 1024
 """Limit on the sets of sizes that programs made for other sizes serve: each takes some kilobytes."""
 
 
-class ProgramCache(OrderedDict[Hashable, P]):
+class ProgramCache(OrderedDict[Hashable, Any]):
     """LRU cache of the programs of a region by sizes, limited to `SIZES`; and programs `resized` from these, which
     serve other sizes. Programs have a `close`; `called` is their name in the log.
 
@@ -74,9 +73,9 @@ class ProgramCache(OrderedDict[Hashable, P]):
         self._region = region
         self._compiled = options.kernels != "eager"
         self._allowed = options.split in (None, "auto")
-        self.resized: dict[Hashable, P] = {}
+        self.resized: dict[Hashable, Any] = {}
 
-    def used(self, sizes: Hashable) -> P | None:
+    def used(self, sizes: Hashable) -> Any:
         """Return the program for these sizes and mark it as most recently used; None if there is none."""
         try:
             self.move_to_end(sizes)
@@ -84,7 +83,7 @@ class ProgramCache(OrderedDict[Hashable, P]):
             return None
         return self.get(sizes)
 
-    def add(self, key: Hashable, program: P) -> None:
+    def add(self, key: Hashable, program: Any) -> None:
         """Add the program for these sizes; drop and close the least recently used ones, which is logged once."""
         self[key] = program
         if len(self) > SIZES:
@@ -99,23 +98,22 @@ class ProgramCache(OrderedDict[Hashable, P]):
                 )  # fmt: skip
             self._said = True
 
-    def resize(self, sizes: Sequence[Any], args: Sequence[Any]) -> P | None:
+    def resize(self, sizes: Sequence[Any], args: Sequence[Any]) -> Any:
         """Return a new program for a call with the arguments `args`, derived from one that also computes calls of other
         sizes; None if the call should have its own program."""
-        programs = sorted(self.items(), key=lambda item: item[1].any_size)
-        all_sizes = any(program.any_size for _, program in programs)
-        if self._region is None or (self._compiled and len(programs) < CHECKED and not all_sizes):
+        programs = sorted([*self.values()], key=lambda program: program.any_size)
+        few = self._compiled and len(programs) < CHECKED and not any(each.any_size for each in programs)
+        if self._region is None or few or not self._allowed:
             return None
-        for _, program in reversed(programs):
-            if not (self._allowed and program.resizable):
+        for program in reversed(programs):
+            if not program.resizable:
                 continue
             source = results.resized(self._region, program.captured, args)
             if program.keeps_caps(source.sizes):
                 if len(self.resized) >= RESIZED:
                     self.resized.clear()
-                resized: P = program.resized(source)
-                self.resized[sizes] = resized
-                return resized
+                self.resized[sizes] = program.resized(source)
+                return self.resized[sizes]
         return None
 
     @property

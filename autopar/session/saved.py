@@ -11,11 +11,10 @@ import copyreg
 import dataclasses
 import json
 import logging
-import os
 import pickle
 import platform
 import shutil
-import tempfile
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from ..capture.region import slots
 from ..capture.results import expressions
 from ..capture.torch_private import conditions_of
 from ..costs.calibrate import threads
@@ -32,7 +32,7 @@ from ..ir.program import Program
 from ..runtime.kernels import named, tracing
 from ..runtime.kernels.piece_module import value_of
 from ..runtime.replicas import Replicas
-from .kernel_build import Candidate, Form, modules_of, pieces_of, seen_in
+from .kernel_build import modules_of, pieces_of, seen_in
 from .kernel_selection import KernelExecutor
 from .kernel_verdict import installed
 from .loaded import ABOUT, FORMAT, PROGRAMS, WEIGHTS, SavedKernel, SavedProgram, form_of, lengths_of, shown
@@ -61,25 +61,17 @@ def save(session: Session, run: Callable[..., Any], folder: str | PathLike[str])
     if path.exists() and not (path / ABOUT).exists() and (not path.is_dir() or any(path.iterdir())):
         raise AutoparError(f"{path} is there and is no saved model; give a new folder")
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
+    name = uuid.uuid4().hex
+    part, old = (path.parent / f".{path.name}.{name}.{end}" for end in ("part", "old"))
+    part.mkdir()
     try:
         _write(part, session, run, known)
-        os.chmod(part, 0o777 & ~_umask())
         if path.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".old", dir=path.parent))
             path.replace(old)
-            part.replace(path)
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            part.replace(path)
+        part.replace(path)
+        shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(part, ignore_errors=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _write(part: Path, session: Session, run: Callable[..., Any], known: Sequence[Prepared]) -> None:
@@ -88,9 +80,10 @@ def _write(part: Path, session: Session, run: Callable[..., Any], known: Sequenc
     torch.save(weights, part / WEIGHTS)
     with (part / PROGRAMS).open("wb") as file:
         _Writer(file, pickle.HIGHEST_PROTOCOL).dump([_fields(each) for each in programs])
+    libraries = {each.library for each in programs} - {"eager"}
     about = {
         "format": FORMAT,
-        "versions": _versions({each.library for each in programs}),
+        "versions": {name: installed(name) for name in ("autopar", "torch", *sorted(libraries))},
         "processor": platform.machine(),
         "accelerators": sorted(
             device.name
@@ -101,11 +94,6 @@ def _write(part: Path, session: Session, run: Callable[..., Any], known: Sequenc
         "bytes": {file.name: file.stat().st_size for file in sorted(part.iterdir())},
     }
     (part / ABOUT).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
-
-
-def _versions(libraries: set[str]) -> dict[str, str]:
-    names = ("autopar", "torch", *sorted(libraries - {"eager"}))
-    return {name: installed(name) for name in names}
 
 
 def _saved(
@@ -158,14 +146,18 @@ def _saved(
     found, form = pytree.tree_flatten(output)
     inputs = tuple(places[id(tensor)] for tensor in read)
     opened = _opened(graph.region, prepared, inputs, leaves)
+    if captured.sizes and not opened[0]:
+        log.warning(
+            "%s is saved for the sizes of its calls since they were opened alone: before save, call it once more with "
+            "each size that servers get",
+            captured.graph.name,
+        )
     library, program, any_size, kernels = _kernels(part, number, prepared, read, bool(opened[0]))
-    state = {}
-    for name, (owner, key) in captured.state.items():
-        tensor = owner[key].detach()
-        state[name] = next((known for known, other in weights.items() if other is tensor), "")
-        if not state[name]:
-            state[name] = f"{name} {number}" if name in weights else name
-            weights[state[name]] = tensor
+    paths = {(id(owner), key): path for path, owner, key in slots(session.root)}
+    state = {
+        name: paths.get((id(owner), key), f"{name} {number}") for name, (owner, key) in captured.state.items()
+    }
+    weights |= {state[name]: owner[key].detach() for name, (owner, key) in captured.state.items()}
     return SavedProgram(
         prepared.plan,
         program,
@@ -260,32 +252,28 @@ def _kernels(
     candidate = executor.selection.storable(inputs) if isinstance(executor, KernelExecutor) else None
     if candidate is None:
         if isinstance(executor, KernelExecutor) and executor.serving not in ("eager", "the model itself"):
-            log.warning("kernels of %s cannot be saved: PyTorch's own are", executor.serving)
+            log.warning(
+                "saved with PyTorch's kernels, as those of %s cannot be saved; those of onnxruntime and openvino "
+                "can: kernels=\"onnxruntime\" (pip install 'autopar[onnxruntime,openvino]')",
+                executor.serving,
+            )
         return "eager", prepared.program, True, {}
     assert isinstance(executor, KernelExecutor)
     form = executor.selection.form
     if not (opened and candidate.any_size):
         form = dataclasses.replace(form, symbols=())
-    kernels = {}
-    for at, (name, (data, kernel)) in enumerate(_files(candidate, form, inputs)):
-        file = f"{candidate.name}-{number}-{at}"
-        (part / file).write_bytes(data)
-        kernels[name] = dataclasses.replace(kernel, file=file)
-    return candidate.name, candidate.program, bool(form.symbols), kernels
-
-
-def _files(
-    candidate: Candidate, form: Form, inputs: Sequence[Any]
-) -> Iterator[tuple[str, tuple[bytes, SavedKernel]]]:
     library: Any = named(candidate.name)
     modules = modules_of(library, form, candidate.program)
     seen = seen_in(form, candidate.program, Replicas(), modules, inputs)
-    for piece, _, count in pieces_of(form, candidate.program):
-        module, (read, results) = modules[piece.tasks[0]][0], seen[piece.tasks[0]]
+    kernels = {}
+    for at, (piece, _, count) in enumerate(pieces_of(form, candidate.program)):
+        name, file = piece.tasks[0], f"{candidate.name}-{number}-{at}"
+        module, (read, results) = modules[name][0], seen[name]
         with tracing(), threads(count):
-            data = library.model(module, read)
+            library.store(library.model(module, read), str(part / file))
         bounds = module.meta.get("bounds", {})
-        yield piece.tasks[0], (data, SavedKernel("", _layouts(read), _layouts(results), bounds))
+        kernels[name] = SavedKernel(file, _layouts(read), _layouts(results), bounds)
+    return candidate.name, candidate.program, bool(form.symbols), kernels
 
 
 def _layouts(tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], ...]:

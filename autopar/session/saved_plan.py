@@ -89,8 +89,8 @@ def _first_task(then: Graph, now: Graph) -> str:
     for mine, other in zip(now.tasks, then.tasks):
         if mine.name != other.name:
             return (
-                f"the inputs are alike, but this call has {mine.where}, the plan {other.where} in its place"
+                f"the inputs are equal, but this call has {mine.where}, the plan {other.where} in its place"
             )
     longer, whose = (now, "this call") if len(now.tasks) > len(then.tasks) else (then, "the plan")
     task = longer.tasks[min(len(now.tasks), len(then.tasks))]
-    return f"the inputs are alike, but {whose} also has {task.where}"
+    return f"the inputs are equal, but {whose} also has {task.where}"

@@ -17,7 +17,7 @@ from ..capture.results import expressions, resizable
 from ..costs.clustering import repriced, unfused
 from ..costs.detect import one_lane, slowed, with_slow_down
 from ..costs.measure import measured
-from ..costs.pins import Home, homes_asked, pinned_sums, resolve, resolve_sums, streamed
+from ..costs.pins import Home, pinned_sums, resolve, resolve_sums, streamed, user_homes
 from ..costs.roofline import Ratios, cost
 from ..errors import MemoryCapError
 from ..ir.costed import CostedGraph
@@ -35,7 +35,7 @@ from ..runtime.bind_program import keeps_caps
 from ..runtime.executor import Executor
 from ..runtime.kernels.piece_module import LEAST
 from ..runtime.replicas import Replicas
-from ..system.process import uncollected
+from ..system.process import gc_paused
 from ..system.text import counted, seconds, stage
 from ..transform.buckets import ALONE_BYTES, BUCKET_BYTES, grouped
 from ..transform.rewrites import local
@@ -185,7 +185,7 @@ def changes_memory_layout(plan: Plan) -> bool:
     return bool(plan.transfers or plan.costed.graph.split)
 
 
-@uncollected()
+@gc_paused()
 def proved(plan: Plan) -> tuple[Program, tuple[Peak, ...]]:
     """Return the program of a plan and its proven peaks. Raises MemoryCapError or ProgramError."""
     program = timed("lower", lower, plan)
@@ -219,7 +219,7 @@ def race(placed: Prepared, alone: Prepared, tensors: list[torch.Tensor]) -> Prep
     return replace(alone, plan=plan, single_s=alone_s)
 
 
-@uncollected()
+@gc_paused()
 def plan_captured(
     captured: Captured,
     machine: Machine,
@@ -267,9 +267,9 @@ def _planned(
     pins = resolve(captured.graph, options.pins, machine, weights)
     sums = resolve_sums(captured.graph, options.pins, weights)
     alone = [device.torch_type for device in machine.devices] == ["cpu"]
-    asked = streamed(captured.graph, homes_asked(captured.graph, options.home))
+    asked = streamed(captured.graph, user_homes(captured.graph, options.home))
     graph = grouped(asked, homes, pins, ALONE_BYTES if alone else BUCKET_BYTES)
-    if machine.draws_apart:
+    if machine.separate_generators:
         graph = local(graph)
     own = {*graph.outputs}
     gradients = tuple((target, name) for target, name in captured.gradients if name in own)
@@ -332,7 +332,7 @@ def homes_of(
     homes = {name: place_of(tensor.device, machine) for name, tensor in zip(captured.graph.inputs, tensors)}
     for name, (owner, key) in captured.state.items():
         homes[name] = place_of(owner[key].device, machine)
-    homes |= homes_asked(captured.graph, home)
+    homes |= user_homes(captured.graph, home)
     first = first_home(captured.graph, machine, homes)
     return {**homes, **dict.fromkeys((name for name, _ in captured.tangents), first)}
 

@@ -78,7 +78,7 @@ def _unwritable(error: OSError) -> str:
     return f"measurements are not kept: {error}; set AUTOPAR_CACHE to a folder that can be written"
 
 
-def figure(value: Any) -> bool:
+def is_figure(value: Any) -> bool:
     """Return True if a stored value is valid as seconds, bytes or a rate."""
     return isinstance(value, (int, float)) and 0 < value < float("inf")
 

@@ -71,7 +71,7 @@ def return_freed_memory() -> None:
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """Disable the cyclic garbage collector in the block: planning makes hardly any cycles, and each
     collection would visit every task of a large graph. It also works as a decorator."""
     enabled = gc.isenabled()

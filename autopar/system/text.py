@@ -117,7 +117,7 @@ def percent(share: float) -> str:
     return "∞ %" if share == math.inf else f"{share * 100:.0f} %"
 
 
-def free(share: float) -> str:
+def percent_free(share: float) -> str:
     """Format a free share as a percentage: `100 %` only if nothing at all is held."""
     return "> 99 %" if 0.995 <= share < 1 else percent(share)
 
@@ -153,7 +153,7 @@ def parse_bytes(size: int | float | str) -> int:
     raise DeviceError(f'{size!r} is not an amount of memory; write bytes as a number, or "6GiB", "500MB"')
 
 
-def meant(pattern: str, names: Collection[str], complaint: str) -> list[str]:
+def matching(pattern: str, names: Collection[str], complaint: str) -> list[str]:
     """Return the names that match a name or glob. Raises PlanError with the complaint and a suggestion if there are
     none."""
     # A shortened name stands for those with its ends.

@@ -51,7 +51,7 @@ class AveragingGroup:
         self._buckets: list[list[torch.Tensor]] = []
         self._buffers: list[tuple[dict[str, Any], str]] = []
         """The dict of each buffer's module and its key there, since the buffer may be replaced."""
-        self._seen: list[tuple[Any, int]] = []
+        self._last_versions: list[tuple[Any, int]] = []
         self._sizes: list[Any] = []
         self._state: Any = None
         """The optimizer's state of the last comparison, which a load replaces; None: not compared since the first
@@ -94,8 +94,8 @@ class AveragingGroup:
         self._buckets = filled(
             (((each.dtype, each.device), each.nbytes, each) for each in self._trained), BUCKET_BYTES
         )
-        self._seen = self._versions()
-        self._sizes = [_size(each) for each, _ in self._seen]
+        self._last_versions = self._versions()
+        self._sizes = [_size(each) for each, _ in self._last_versions]
 
     def _require_agreement(self) -> None:
         """Compare the optimizers' settings and trained parameters over all ranks, by one all-reduce of some bytes; if
@@ -125,7 +125,7 @@ class AveragingGroup:
             versions = self._versions()
             is_changed = [
                 now is not was or not 0 <= version == known
-                for (now, version), (was, known) in zip(versions, self._seen)
+                for (now, version), (was, known) in zip(versions, self._last_versions)
             ]
             is_resized = [_size(now) != size for (now, _), size in zip(versions, self._sizes)]
             there = [each.grad is not None for each in self._trained]
@@ -145,7 +145,7 @@ class AveragingGroup:
                 (("", now) for (now, _), some, odd in of_buffers if some and not odd and now is not None),
                 self.ranks,
             )
-            self._seen = self._versions()
+            self._last_versions = self._versions()
 
     @property
     def _device(self) -> torch.device:
@@ -165,8 +165,10 @@ class AveragingGroup:
 
     def _versions(self) -> list[tuple[Any, int]]:
         """Return each buffer and its version; a buffer made in inference mode has no version and counts as changed."""
-        found = [owner.get(key) for owner, key in self._buffers]
-        return [(each, 0 if each is None else -1 if each.is_inference() else each._version) for each in found]
+        buffers = [owner.get(key) for owner, key in self._buffers]
+        return [
+            (each, 0 if each is None else -1 if each.is_inference() else each._version) for each in buffers
+        ]
 
     def __repr__(self) -> str:
         return f"{self.size} ranks over {dist.get_backend(self.ranks)}"

@@ -30,15 +30,15 @@ class _Entries(Mapping[str, torch.Tensor]):
         self.optimizer, self.parameter = optimizer, parameter
 
     def __getitem__(self, key: str) -> torch.Tensor:
-        return self._held()[key]
+        return self._state()[key]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._held())
+        return iter(self._state())
 
     def __len__(self) -> int:
-        return len(self._held())
+        return len(self._state())
 
-    def _held(self) -> Mapping[str, torch.Tensor]:
+    def _state(self) -> Mapping[str, torch.Tensor]:
         # Indexing the defaultdict would create an entry.
         return self.optimizer.state.get(self.parameter, {})
 

@@ -88,15 +88,19 @@ class TrainStep:
         self._session = StepSession(loss, optimizer, clip_norm, by_itself, machine, options)
         self._loss = compiled(loss, self._session, True, None)
         self._lock, self._adding = threading.RLock(), False
-        self._numbers: set[int] = set()
-        """Numbers of arguments that the loss is known to take."""
+        self._signature = inspect.signature(loss.forward)
 
-    def __call__(self, *batch: Any, accumulate: bool = False) -> Any:
+    def __call__(self, *batch: Any, accumulate: bool = False, **named: Any) -> Any:
         """Take a step; return the loss.
 
         With `accumulate`, add gradients to `.grad` and update nothing. The next step without `accumulate`
-        uses them too, like two `backward` calls before `optimizer.step()`.
+        uses them too, like two `backward` calls before `optimizer.step()`. Raises TypeError for other keywords.
         """
+        if named:
+            raise TypeError(
+                f"step() takes a batch by position, and got {', '.join(named)}=; give keywords of the model as a dict "
+                f"in the place of the inputs, step({{..., {next(iter(named))!r}: ...}}, y)"
+            )
         adds = accumulate or self._adding
 
         def take(signature: Signature, args: Sequence[Any]) -> Any:
@@ -224,12 +228,10 @@ class TrainStep:
             )
         if active := transformed():
             raise CaptureError(f"a training step cannot be taken while {active} is active; leave it")
-        if len(batch) not in self._numbers:
-            try:
-                inspect.signature(self.loss.forward).bind(*batch)
-            except TypeError as error:
-                raise CaptureError(f"{type(self.loss).__name__}: step() {error}") from None
-            self._numbers.add(len(batch))
+        try:
+            self._signature.bind(*batch)
+        except TypeError as error:
+            raise CaptureError(f"{type(self.loss).__name__}: step() {error}") from None
         return tuple(
             dict(item) if isinstance(item, Mapping) and not isinstance(item, dict) else item for item in batch
         )

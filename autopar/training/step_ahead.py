@@ -83,15 +83,15 @@ def _captured(
 def _ready(optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.Tensor]) -> torch.optim.Optimizer:
     """Return a copy of the optimizer as after its first step; state that it lacked has no memory."""
     twin = copy.copy(optimizer)
-    twin.state = {parameter: dict(held) for parameter, held in optimizer.state.items()}  # type: ignore[assignment]
-    groups = {id(held): group for group in optimizer.param_groups for held in group["params"]}
+    twin.state = {parameter: dict(state) for parameter, state in optimizer.state.items()}  # type: ignore[assignment]
+    groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
     for parameter in parameters.values():
-        group, held = groups.get(id(parameter), {}), twin.state.setdefault(parameter, {})
+        group, state = groups.get(id(parameter), {}), twin.state.setdefault(parameter, {})
         names = entries(group) if type(optimizer) in FORMULAS and group else ()
         for entry in names:
-            held.setdefault(entry, _like(parameter))
+            state.setdefault(entry, _like(parameter))
         if "betas" in group:
-            held.setdefault("step", torch.tensor(0.0))
+            state.setdefault("step", torch.tensor(0.0))
     return twin
 
 

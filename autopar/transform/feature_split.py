@@ -1,13 +1,13 @@
 """Split large products of a graph along features, in forward, backward and updates of weights, so that
 devices can share one layer. Slices of weights become states of their own, so that a device only holds the
-slices that it reads (`with_slices`). `feature_cuts`: the candidates on a machine."""
+slices that it reads. `feature_cuts`: the candidates on a machine."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Any, TypeAlias, cast
 
 from ..ir.costed import CostedGraph
 from ..ir.graph import PART, SUMMED, UPDATES, WORDS, Cut, Graph, Ref, Slice, Task, Value
@@ -35,7 +35,7 @@ def products(graph: Graph, parts: int) -> list[Stretch]:
     (`row_sums.drawn`). Tables are not split in training.
     """
     trained = any(task.phase != "forward" for task in graph.tasks)
-    forward = forward_of(drawn(graph))
+    forward = _forward(drawn(graph))
     masks = {name for task in forward.tasks if task.random for name in task.outputs}
     return [
         stretch
@@ -63,14 +63,13 @@ def split_features(graph: Graph, parts: int, wanted: Collection[str]) -> Graph:
     for stretch in chosen:
         axis |= stretch.axes
         cuts |= stretch.cuts
-    cuts |= backward_cuts(graph, parts, axis)
+    cuts |= _backward_cuts(graph, parts, axis)
     target = dict(graph.updates)
     updates = (graph.task[name] for name in cuts if graph.task[name].target in UPDATES)
     in_parts = {new: target[new] for task in updates for new in task.outputs}
     whole = replace(graph, updates=tuple(pair for pair in graph.updates if pair[0] not in in_parts))
     cut = Splitter(whole, (1,) * parts, cuts, axis, {}, "features").run()
-    cut = _from_first(with_slices(cut))
-    return _updating(replace(cut, split=f"{LABEL}{cut.split}"), in_parts, parts)
+    return _updating(replace(_with_slices(cut), split=f"{LABEL}{cut.split}"), in_parts, parts)
 
 
 def _updating(graph: Graph, in_parts: Mapping[str, str], parts: int) -> Graph:
@@ -114,17 +113,7 @@ def _separable(graph: Graph, chosen: Iterable[Stretch]) -> Graph:
     return replace(graph, values=tuple(values), tasks=tuple(tasks))
 
 
-def _from_first(graph: Graph) -> Graph:
-    """Pass the first row of each part to lookups in parts."""
-
-    def placed(task: Task) -> Task:
-        part = graph.value[task.inputs[0]].slice if task.target == WORDS else None
-        return replace(task, args=(*task.args[:2], part.start, task.args[3])) if part else task
-
-    return replace(graph, tasks=tuple(map(placed, graph.tasks)))
-
-
-def forward_of(graph: Graph) -> Graph:
+def _forward(graph: Graph) -> Graph:
     """Return the forward of a joint graph, with the results of its call."""
     if all(task.phase == "forward" for task in graph.tasks):
         return graph
@@ -138,7 +127,7 @@ def forward_of(graph: Graph) -> Graph:
     )
 
 
-def backward_cuts(graph: Graph, parts: int, axis: dict[str, int]) -> dict[str, Cut]:
+def _backward_cuts(graph: Graph, parts: int, axis: dict[str, int]) -> dict[str, Cut]:
     """Return the cuts of tasks after the forward that read split values, by name.
 
     `axis` has the axes of split values, weights included; those of the outputs are added to it. The gradient
@@ -186,12 +175,12 @@ def _update(task: Task, axis: Mapping[str, int]) -> Cut | None:
     return Cut(tuple(None if name == one else place for name in task.inputs), (place,) * len(task.outputs))
 
 
-def with_slices(graph: Graph) -> Graph:
+def _with_slices(graph: Graph) -> Graph:
     """Return the graph in which each slice of a state is itself a state: resident, streamed or changing like
     the whole.
 
     The whole stays a state even if nothing reads it, since the user holds it. Tasks still slice updated
-    state.
+    state. Lookups in a part of a table get the first row of the part.
     """
     values = dict(graph.value)
     parts: dict[str, list[str]] = {}
@@ -199,14 +188,13 @@ def with_slices(graph: Graph) -> Graph:
     for task in graph.tasks:
         of = task.inputs[0] if task.target == PART else ""
         if of not in graph.state or of in graph.mutated:
+            if task.target == WORDS and (part := values[task.inputs[0]].slice):
+                task = replace(task, args=(*task.args[:2], part.start, task.args[3]))
             tasks.append(task)
             continue
-        (output,), (_, axis, start, stop, count) = task.outputs, task.args
-        assert (
-            isinstance(axis, int)
-            and isinstance(start, int)
-            and isinstance(stop, int)
-            and isinstance(count, int)
+        (output,), (_, axis, start, stop, count) = (
+            task.outputs,
+            cast(tuple[Any, int, int, int, int], task.args),
         )
         whole = values[of]
         unit = whole.shape[axis] // count

@@ -35,17 +35,11 @@ def recomputed(graph: Graph, budget: float) -> Graph:
     """
     if not 0 <= budget <= 1:
         raise ValueError(f"budget={budget!r} is a share of the saved bytes: give a number from 0 to 1")
-    choice = _Selection(graph)
-    choice.cheap(budget * saved_bytes(graph))
+    selection = _Selection(graph)
+    selection.cheap(budget * selection.bytes)
     if budget == 0:
-        others = [_Selection(graph), _Selection(graph)]
-        others[0].cheap(0)
-        for other in others:
-            other.segments()
-        # While the backward of a segment runs, all its values are alive again.
-        better = [choice, *(other for other in others if other.bytes <= choice.bytes)]
-        choice = min(better, key=lambda choice: choice.bytes + choice.largest)
-    return choice.rewritten() if choice.dropped else graph
+        selection.segments()
+    return selection.rewritten() if selection.dropped else graph
 
 
 def saved(graph: Graph) -> tuple[str, ...]:
@@ -75,10 +69,9 @@ def _results(graph: Graph) -> set[str]:
 
 
 class _Selection:
-    """Choice of storages that stay saved, `saved`, and of those to recompute, `dropped`.
+    """Selection of the storages that stay saved, `saved`, and of those to recompute, `dropped`.
 
     bytes: of `saved`.
-    largest: bytes of the largest segment.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -91,7 +84,6 @@ class _Selection:
         self.saved = dict.fromkeys(saved(graph))
         self.bytes = saved_bytes(graph)
         self.dropped: set[str] = set()
-        self.largest = 0
 
     def cheap(self, limit: float) -> None:
         """Drop values that are cheap to recompute, the best first, until at most `limit` bytes stay saved."""
@@ -120,16 +112,11 @@ class _Selection:
             return max(b - a for a, b in pairwise(marks)) + sum(point.bytes for point in chosen)
 
         chosen = min(filter(None, options), key=rating)
-        bounds = [point.place for point in chosen]
         stay = frozenset[str]().union(*(point.saved for point in chosen))
-        regained = [0] * (len(bounds) + 1)
         late = self.late()
         for name in reversed(list(self.saved)):
             if name in late and name not in stay and self.recomputation(name, costly=True) is not None:
                 self.drop(name)
-                place = self.place[self.graph.producer[name]]
-                regained[bisect(bounds, place)] += self.graph.value[name].bytes
-        self.largest = max(regained)
 
     def checkpoints(self) -> list[_Checkpoint]:
         """Return the places after which all values that the forward still reads are saved, and some are."""
@@ -147,7 +134,7 @@ class _Selection:
             saved = frozenset(name for name in alive if name in self.saved)
             if saved and all(map(self.ready, alive)) and (not points or saved != points[-1].saved):
                 nbytes = sum(value[name].bytes for name in saved)
-                points.append(_Checkpoint(upto[bisect(makers, place)], nbytes, place, saved))
+                points.append(_Checkpoint(upto[bisect(makers, place)], nbytes, saved))
         return points
 
     def ready(self, name: str) -> bool:
@@ -284,7 +271,6 @@ class _Checkpoint(NamedTuple):
 
     before: int
     bytes: int
-    place: int
     saved: frozenset[str]
 
 

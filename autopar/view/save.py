@@ -47,7 +47,7 @@ def save_timeline(
 def kind_of(target: Path, noun: type[Plan] | type[Timeline], *others: str) -> str:
     """Return the suffix of a file of a plan or timeline, which may be one of `others`. Raises AutoparError if it is
     unknown."""
-    known = (*others, *_WRITERS[noun])
+    known = (*others, *WRITERS[noun])
     for kind in sorted(known, key=len, reverse=True):
         if target.name.lower().endswith(kind):
             return kind
@@ -66,7 +66,7 @@ def _write(target: Path, noun: Plan | Timeline, **look: object) -> None:
     wide = chosen.get("width", _LEAST)
     if not isinstance(wide, (int, float)) or not _LEAST <= wide <= _MOST:
         raise AutoparError(f"width is {wide!r}; it must be a number of pixels from {_LEAST} to {_MOST:,}")
-    contents = _WRITERS[type(noun)][kind](noun, **chosen)
+    contents = WRITERS[type(noun)][kind](noun, **chosen)
     target.write_bytes(contents.encode() if isinstance(contents, str) else contents)
 
 
@@ -97,7 +97,7 @@ def _cairo(kind: str) -> Any:
     return cairosvg
 
 
-_WRITERS: dict[type, dict[str, Callable[..., str | bytes]]] = {
+WRITERS: dict[type, dict[str, Callable[..., str | bytes]]] = {
     Plan: {
         ".html": placed_page,
         ".svg": placed_svg,
@@ -113,3 +113,4 @@ _WRITERS: dict[type, dict[str, Callable[..., str | bytes]]] = {
         ".pdf": lambda timeline, **look: _pdf(timeline_svg(timeline, **look)),
     },
 }
+"""The writers of files, by class and suffix."""

@@ -3,11 +3,13 @@
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
 from importlib.util import find_spec
 
 import pytest
 import torch
 from torch import nn
+from torch.export import register_dataclass
 
 import autopar
 
@@ -19,6 +21,7 @@ import autopar
 pairs = []
 for folder in sys.argv[1:]:
     fast = autopar.load(folder)
+    assert fast.serving == folder.rpartition("/")[2]
     pairs += [(fast(*args), right) for args, right in torch.load(folder + ".calls")]
 slow = {"sympy", "torch._dynamo", "torch._inductor", "torch.onnx", "onnxscript", "jinja2"}
 assert not slow & ({*sys.modules} - before), slow & {*sys.modules}
@@ -51,16 +54,17 @@ def model() -> Net:
 @pytest.mark.slow
 def test_another_process_answers_alike_and_loads_nothing_that_compiles(model, tmp_path):
     x, folders = torch.randn(4, 16), []
-    for kernels in ("eager", "onnxruntime", "openvino"):
-        if kernels != "eager" and not find_spec(kernels):
-            continue
+    for kernels in ("eager", *filter(find_spec, ("onnxruntime", "openvino"))):
+        fast = autopar.compile(model, ["cpu"], kernels=kernels, dynamic=None if kernels == "eager" else True)
+        fast.prepare(x, None, "one")
+        calls = [(x, None, "one")]
+        if kernels == "eager":
+            fast(x)
+            calls += [(x + 1,)]
+        else:
+            calls += [(torch.randn(rows, 16), None, "one") for rows in (2, 6, 33)]
         folders.append(tmp_path / kernels)
-        fast = autopar.compile(model, ["cpu"], kernels=kernels)
-        fast.prepare(x)
-        fast(x[:3], None, "one")
-        fast(x[:2], None, "one")
         fast.save(folders[-1])
-        calls = (x,), (x[:3], None, "one"), (x, None, "one")
         torch.save([(args, model(*args)) for args in calls], f"{folders[-1]}.calls")
     subprocess.run([sys.executable, "-c", LOADING, *folders], check=True, timeout=120)
 
@@ -76,21 +80,6 @@ def test_several_devices_answer_alike(model, devices, tmp_path):
         torch.testing.assert_close(saved(x, scale), model(x, scale))
     assert saved(x, scale)["rest"][1] is x
     saved.close()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("library", ["onnxruntime", "openvino"])
-def test_kernels_serve_all_sizes_that_were_open(model, library, tmp_path):
-    pytest.importorskip(library)
-    fast = autopar.compile(model, ["cpu"], kernels=library)
-    for rows in (4, 6):
-        fast(torch.randn(rows, 16))
-    fast.save(tmp_path / "saved")
-    saved = autopar.load(tmp_path / "saved")
-    assert saved.serving == library
-    for rows in (2, 4, 6, 33):
-        x = torch.randn(rows, 16)
-        torch.testing.assert_close(saved(x), model(x))
 
 
 def test_other_arguments_are_refused_with_what_was_saved(model, tmp_path):
@@ -116,6 +105,92 @@ def test_weights_are_those_that_were_saved(model, tmp_path):
     fast.save(tmp_path / "saved")
     assert torch.equal(autopar.load(tmp_path / "saved")(x, mode="one"), model(x, mode="one"))
     assert torch.equal(saved(x, mode="one"), before)
+
+
+def test_a_loaded_model_has_the_saved_weights_throughout(model, tmp_path):
+    model.tied = model.last
+    fast = autopar.compile(model, ["cpu"])
+    x = torch.randn(4, 16)
+    right, weights = fast(x, mode="one"), {name: item.clone() for name, item in model.state_dict().items()}
+    fast.save(tmp_path / "saved")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    saved = autopar.load(tmp_path / "saved", model)
+    torch.testing.assert_close(dict(saved.state_dict()), weights)
+    torch.testing.assert_close(saved.tied(saved.first(x).relu()), right)
+    assert not any(parameter.any() for parameter in model.parameters())
+    with pytest.raises(autopar.AutoparError, match="load them into the Python model"):
+        saved.load_state_dict(weights)
+    with pytest.raises(
+        autopar.AutoparError, match=r"weight first.weight \[32, 16\], and this Linear has no such"
+    ):
+        autopar.load(tmp_path / "saved", nn.Linear(16, 32))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_model_around_a_loaded_one_is_captured(model, alone, tmp_path):
+    class Outer(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            return self.inner(x, mode="one") + 1
+
+    fast = autopar.compile(model, ["cpu"])
+    x = torch.randn(4, 16)
+    right = fast(x, mode="one") + 1
+    fast.save(tmp_path / "saved")
+    saved = autopar.load(tmp_path / "saved", *(() if alone else (model,)))
+    torch.testing.assert_close(autopar.compile(Outer(saved), ["cpu"], fullgraph=not alone)(x), right)
+    with pytest.raises(autopar.CaptureError, match="give compile the Python model"):
+        autopar.compile(saved, ["cpu"])
+
+
+class Switch:
+    on = None
+
+    def __init__(self) -> None:
+        self.on = None
+
+
+switch = Switch()
+
+
+@dataclass
+class Output:
+    sums: torch.Tensor
+    hidden: torch.Tensor | None = None
+
+
+register_dataclass(Output, serialized_type_name="test_deploy.Output")
+
+
+def test_classes_of_outputs_equal_lengths_and_switches_within_a_call(tmp_path):
+    """Models of transformers have them: two arguments of one length, and an attribute that is set for a call."""
+
+    class Masked(nn.Linear):
+        def forward(self, x, mask):
+            switch.on = 1
+            found = Output(sums=super().forward(x) * mask)
+            switch.on = None
+            return found
+
+    model = Masked(4, 4).requires_grad_(False)
+    fast = autopar.compile(model, ["cpu"])
+    for rows in (3, 5):
+        fast(torch.ones(rows, 4), mask=torch.ones(rows, 1))
+    fast.save(tmp_path / "saved")
+    saved = autopar.load(tmp_path / "saved")
+    for rows in (3, 5, 9):
+        x, mask = torch.randn(rows, 4), torch.randn(rows, 1)
+        found = saved(x, mask=mask)
+        assert isinstance(found, Output) and found.hidden is None
+        torch.testing.assert_close(found.sums, model(x, mask).sums)
+    with pytest.raises(autopar.AutoparError, match="was saved for"):
+        saved(x, mask=mask[:1])
 
 
 def test_saving_leaves_the_state_of_the_model(tmp_path):

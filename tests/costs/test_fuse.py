@@ -48,7 +48,7 @@ def random_graph(seed: int, tasks: int):
     return costed(graph, on, costs, shortest_s=SHORTEST_S)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**9), st.integers(1, 40))
 def test_runs_partition_the_tasks_in_topological_order(seed, tasks):
     c = random_graph(seed, tasks)
@@ -71,7 +71,7 @@ def test_runs_partition_the_tasks_in_topological_order(seed, tasks):
         assert [position[name] for name in cluster.tasks] == sorted(position[name] for name in cluster.tasks)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**9), st.integers(1, 40))
 def test_a_run_is_the_sum_of_tasks_that_belong_together(seed, tasks):
     c = random_graph(seed, tasks)
@@ -141,7 +141,7 @@ def longest(c):
     return max(end)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**9), st.integers(2, 40))
 def test_a_fusion_delays_by_less_than_the_shortest_run(seed, tasks):
     fused = random_graph(seed, tasks)

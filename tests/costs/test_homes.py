@@ -81,7 +81,6 @@ def test_a_model_larger_than_the_device_runs_where_its_weights_come_and_go() -> 
 @pytest.mark.parametrize(
     ("home", "devices"),
     [
-        ("cpu", ["cpu", "emulated:0"]),
         ("emulated:0", ["cpu", "emulated:0", "emulated:1"]),
         ({"0": "emulated:0", "*": "cpu"}, ["cpu", "emulated:0"]),
     ],

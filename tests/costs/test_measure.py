@@ -10,7 +10,7 @@ import torch
 from autopar.costs import measure as measuring
 from autopar.costs.detect import MARGIN, SHORTEST_S, detect, slow_down_for, with_slow_down
 from autopar.costs.measure import measure, measured
-from autopar.costs.replay import made_up
+from autopar.costs.replay import synthetic
 from autopar.costs.roofline import cost, signature
 from autopar.costs.scales import operations
 from autopar.ir.graph import Const, Graph, Ref, Task, Value
@@ -136,7 +136,7 @@ def test_indices_made_up_for_a_lookup_stay_in_range_on_any_axis():
     lookup = graph(
         Task("t", "aten.embedding.default", (Ref("table"), Ref("ids")), outputs=("y",)), values=held
     )
-    ids = made_up(lookup, lookup.value["ids"], torch.device("cpu"))
+    ids = synthetic(lookup, lookup.value["ids"], torch.device("cpu"))
     # Of all rows of the table: those of the first few would stay in a cache.
     assert ids.dtype == torch.int64 and int(ids.min()) >= 0 and 3 <= int(ids.max()) < 50
     assert len(measure(lookup, detect(["cpu"]), {}, **QUICK)) == 1

@@ -13,7 +13,7 @@ from torch import nn
 
 import autopar
 from autopar.distributed.agreement import described
-from autopar.training.messages import difference, named
+from autopar.training.messages import difference
 
 pytestmark = pytest.mark.slow
 
@@ -182,9 +182,3 @@ def test_code_is_told_by_what_it_does_and_not_by_where_it_is():
     )
     assert described_forward("def forward(self, x): return x + 2 if x in {'a', 'b', 'c'} else None") != plain
     assert described_forward("def forward(self, x): return x + 1 if x in {'a', 'b', 'd'} else None") != plain
-
-
-def test_ranks_in_words():
-    assert named([3]) == "rank 3"
-    assert named([2, 0, 1]) == "ranks 0 to 2"
-    assert named([0, 1, 4, 6, 7, 8]) == "ranks 0, 1, 4 and 6 to 8"

@@ -20,7 +20,7 @@ from autopar.planner.model.simulator import Schedule, Simulation
 from autopar.planner.model.timing import timing
 from autopar.planner.search import Listed, evaluate
 
-needs_native = pytest.mark.skipif(native.LIBRARY is None, reason=native.TOLD)
+needs_native = pytest.mark.skipif(native.LIBRARY is None, reason=native.STATUS)
 
 
 def simulate(costed: CostedGraph, schedule: Schedule) -> Plan:

@@ -1,4 +1,5 @@
-"""Operators that stay whole in a joint graph: same gradients as eager, one task each way, no device's own kernel."""
+"""Operators that stay whole in a joint graph: same gradients as eager, one task each way, no device's own kernel; and
+those that autopar calls in its own way."""
 
 import re
 
@@ -11,6 +12,7 @@ from turns import by_turns
 
 import autopar
 from autopar.errors import CaptureError
+from autopar.ops.resolve import target
 
 OWN = re.compile(r"_for_cpu|mkldnn|cudnn|miopen|_flash_|_efficient_|thnn|fused")
 
@@ -287,3 +289,14 @@ def test_an_affine_grid_is_trained_with_an_open_batch():
         torch.testing.assert_close(*gradients)
     assert "as written" not in fast.explain()
     fast.close()
+
+
+@pytest.mark.parametrize("name", ["aten.view_as_real.default", "aten.view.dtype"])
+def test_elements_that_a_copy_has_conjugated_are_read(name):
+    """A trace conjugates twice before it reads the elements; a copy in between has conjugated already."""
+    data = torch.randn(3, 4, dtype=torch.complex64)
+    call, others = target(name), [torch.float32] * name.endswith("dtype")
+    expected, once = call(data, *others), data.conj().clone()
+    assert not once.is_conj()
+    assert torch.equal(call(once.conj(), *others), expected)
+    assert expected.data_ptr() == data.data_ptr()

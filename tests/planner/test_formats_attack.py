@@ -87,7 +87,7 @@ GRAPHS = st.builds(
     st.integers(0, 10**6),
     st.integers(0, 2),
 )
-PICTURES = ("svg", "html", "dot")
+PICTURES = ("svg", "html")
 
 
 @pytest.mark.parametrize(

@@ -56,8 +56,8 @@ def cooled(instance: Instance, seed: int, steps: float) -> list[Listed]:
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler is here")
 def test_the_native_search_was_built_here():
-    assert native.LIBRARY, native.TOLD
-    assert native.TOLD.startswith("native search: ")
+    assert native.LIBRARY, native.STATUS
+    assert native.STATUS.startswith("native search: ")
 
 
 @needs_native
@@ -132,7 +132,7 @@ def test_without_memory_a_chain_stays_as_it_is(monkeypatch, caplog):
 def without(monkeypatch):
     """No native search, and nothing said of it so far."""
     monkeypatch.setattr(native, "LIBRARY", None)
-    monkeypatch.setattr(native, "TOLD", native._said(None, "is not there", native.HERE))
+    monkeypatch.setattr(native, "STATUS", native._status(None, "is not there", native.HERE))
     native._warn.cache_clear()
     yield
     native._warn.cache_clear()
@@ -153,7 +153,7 @@ def test_without_it_one_line_says_what_to_do(caplog):
     caplog.set_level(logging.WARNING, "autopar")
     for seed in (3, 9):
         place(read(small(seed, tasks=16)))
-    assert [record.getMessage() for record in caplog.records].count(native.TOLD) == 1
+    assert [record.getMessage() for record in caplog.records].count(native.STATUS) == 1
 
 
 @needs_native
@@ -185,8 +185,8 @@ def test_in_a_clone_it_is_as_new_as_its_sources(tmp_path):
 
 def test_the_reason_names_what_to_type(tmp_path):
     folder = tmp_path / "autopar" / "planner" / "native"
-    said = native._said(None, "was not built", folder)
+    said = native._status(None, "was not built", folder)
     assert "the native search was not built;" in said and said.endswith("--no-cache-dir autopar")
     (tmp_path / "pyproject.toml").write_text("")
-    assert native._said(None, "was not built", folder).endswith(f"type: pip install -e {tmp_path}")
+    assert native._status(None, "was not built", folder).endswith(f"type: pip install -e {tmp_path}")
     assert "\n" not in said and "apt install gcc" in said

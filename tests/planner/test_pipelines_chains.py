@@ -26,7 +26,7 @@ def layered(layers: int, each: int) -> Chain:
         else unit
         for i, unit in enumerate(plain.units)
     )
-    return replace(plain, units=units).check()
+    return replace(plain, units=units)
 
 
 @given(st.integers(1, 5), st.integers(1, 4))

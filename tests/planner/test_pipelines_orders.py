@@ -6,7 +6,6 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from autopar import PlanError
 from autopar.ir.distribution import SCHEDULES
 from autopar.planner.pipelines.simulation import Action, Option, in_flight, orders, refusal
 
@@ -156,5 +155,4 @@ def test_inference_is_the_forwards_alone():
     ],
 )
 def test_numbers_that_a_schedule_does_not_take_are_refused(shape, says):
-    with pytest.raises(PlanError, match=says):
-        orders(*shape)
+    assert says in refusal(*shape)

@@ -264,14 +264,16 @@ def test_ten_thousand_tasks_in_a_row():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(5))
 def test_hardly_any_room_is_found_when_there_is_some(seed):
     free = random_dag(seed, 6, 3, 0.3, on=machine(2))
     state = sum(value.bytes for value in free.graph.values if value.kind == "state")
     peaks = place(free, "heft").peaks
     caps = {name: int(max(peaks[name], state)) for name in ("emulated:0", "emulated:1")}
-    plan = place(replace(free, machine=free.machine.with_memory(caps)))
-    assert problems(plan) == []
+    assert problems(place(replace(free, machine=free.machine.with_memory(caps)))) == []
+
+
+def test_state_that_just_fits_is_spread_over_all_devices():
     state = {f"w{i}": (3_000_000, [f"t{i}"]) for i in range(9)}
     three = machine(3, memory={f"emulated:{i}": 9_100_000 for i in range(3)})
     plan = place(chain(9, three, (None, MS, MS, MS), nbytes=10_000, state=state))

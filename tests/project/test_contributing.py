@@ -38,7 +38,7 @@ def sections() -> dict[str, list[str]]:
 @pytest.fixture
 def registries() -> Iterator[None]:
     """What an extension registers is gone again after the test."""
-    held = (CHIPS, KINDS, RULES, POLICIES, *save._WRITERS.values())
+    held = (CHIPS, KINDS, RULES, POLICIES, *save.WRITERS.values())
     before = [dict(registry) for registry in held]
     yield
     for registry, entries in zip(held, before):

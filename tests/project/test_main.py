@@ -113,7 +113,6 @@ def test_what_a_command_lacks_is_said_in_one_line(monkeypatch, capsys):
     (line,) = capsys.readouterr().err.splitlines()
     assert "needs a CUDA device" in line and "tests.benchmarks.timed" in line
     monkeypatch.setitem(sys.modules, "torch", None)
-    for command in (["bench", "mymodel:make"], ["plan", "mymodel:make"]):
-        assert main(command) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert "torch is not installed" in line
+    assert main(["bench", "mymodel:make"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "torch is not installed" in line

@@ -68,8 +68,7 @@ def test_a_model_called_by_keyword_is_timed_and_forecast(folder, capsys):
     assert main(call.split()) == 0
     (row,) = json.loads((folder / "found.json").read_text())["rows"]
     assert all(one["blocks"] for one in row["outcomes"])
-    shown = capsys.readouterr().out
-    assert "●" in shown and "quartiles" in shown
+    assert "quartiles" in capsys.readouterr().out
     words = ["--hosts", "cpu + 2 rtx-4090", "--batch", "64", "--dtype", "bf16"]
     assert main(["whatif", "below/called.py:named", *words]) == 0
     out = capsys.readouterr().out

@@ -43,18 +43,6 @@ def no_grad():
         yield
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("policy", "split"),
-    [("auto", "auto"), ("heft", None), ("round_robin", 2)],
-)
-def test_equals_the_model_on_three_devices(model, x, policy, split):
-    fast = autopar.compile(model, THREE, policy=policy, split=split, check="always")
-    torch.testing.assert_close(fast(x), model(x))
-    torch.testing.assert_close(fast(x, scale=2.0), model(x, scale=2.0))
-    assert fast.plan.lower_bound <= fast.plan.makespan
-
-
 def test_functions_of_tensors_work_and_so_do_their_modules(model, x):
     def double(x):
         return {"y": model(x) * 2, "n": 3}
@@ -112,36 +100,6 @@ def test_state_is_the_users_own(model, x):
 
 
 @pytest.mark.slow
-def test_pins_and_memory_are_kept(model, x):
-    fast = autopar.compile(
-        model, THREE, pins={"tower_a": "emulated:1", "*_b": "emulated:0"}, split=None, example_inputs=(x,)
-    )
-    where = {task: fast.plan.place[run].device for task, run in fast.plan.costed.cluster_of.items()}
-    modules = {task.module: where[task.name] for task in fast.plan.costed.graph.tasks}
-    assert modules["tower_a"] == "emulated:1" and modules["tower_b"] == "emulated:0"
-    with pytest.raises(autopar.PlanError, match="tower_c"):
-        autopar.compile(model, THREE, pins={"tower_c": "cpu"}, example_inputs=(x,))
-    with pytest.raises(autopar.MemoryCapError, match="fit"):
-        autopar.compile(model, THREE, memory=dict.fromkeys(THREE, 64), split=None, example_inputs=(x,))
-
-
-def test_tied_weights_pinned_apart_are_an_error(x):
-    class Tied(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.one, self.two = nn.Linear(16, 16), nn.Linear(16, 16)
-            self.two.weight = self.one.weight
-
-        def forward(self, x):
-            return self.two(self.one(x))
-
-    with pytest.raises(autopar.PlanError, match="tied"):
-        autopar.compile(Tied(), THREE, pins={"one": "emulated:0", "two": "emulated:1"}, example_inputs=(x,))
-    model = Tied()
-    torch.testing.assert_close(autopar.compile(model, THREE, policy="round_robin")(x), model(x))
-
-
-@pytest.mark.slow
 def test_an_edited_plan_is_compiled_back(model, x, tmp_path):
     fast = autopar.compile(model, THREE, split=2, example_inputs=(x,))
     fast.plan.save(tmp_path / "plan.json")
@@ -170,18 +128,6 @@ def test_sizes_are_kept_and_dropped_with_one_warning(model, caplog, monkeypatch)
             x = torch.randn(rows, 16)
             torch.testing.assert_close(fast(x), model(x))
     assert sum("more than 4 sets of sizes" in record.message for record in caplog.records) == 1
-
-
-def test_devices_are_checked():
-    linear = nn.Linear(2, 2)
-    with pytest.raises(autopar.DeviceError, match=r"this machine has cpu.*Machine\.declare.*emulated:7"):
-        autopar.compile(linear, ["cpu", "cuda:7"])
-    with pytest.raises(autopar.DeviceError, match=r"listed twice; .*'cpu\*2'"):
-        autopar.compile(linear, ["cpu", "cpu"])
-    with pytest.raises(autopar.DeviceError, match="the device list is empty"):
-        autopar.compile(linear, [])
-    with pytest.raises(autopar.DeviceError, match=r"use autopar\.plan"):
-        autopar.compile(linear, autopar.Machine.declare("cpu-16", "t4"))
 
 
 @pytest.mark.slow

@@ -121,6 +121,7 @@ def tied():
         (DeviceError, "'cuda:63' … this machine has cpu … Machine.declare( … emulated:",
          {"devices": ["cpu", "cuda:63"]}),
         (DeviceError, "the device list is empty … [\"cpu\"]", {"devices": []}),
+        (DeviceError, "listed twice … 'cpu*2'", {"devices": ["cpu", "cpu"]}),
     ],
     ids=lambda given: given[:24] if isinstance(given, str) else "",
 )  # fmt: skip

@@ -51,7 +51,7 @@ def planned(tmp_path: Path) -> Path:
             lambda fast: fast(X),
             r"the plan has an input 'mask', float32 of shape \[4, 8\], this call has none",
         ),
-        (lambda fast: fast(X, MASK, True), r"the inputs are alike, but .*flip.* the plan .*linear"),
+        (lambda fast: fast(X, MASK, True), r"the inputs are equal, but .*flip.* the plan .*linear"),
         (
             lambda fast: fast(X[:2], flip=True),
             r"the input 'x' is float32 of shape \[2, 8\], in the plan .*\[4, 8\]",

@@ -198,7 +198,7 @@ def test_the_face(tmp_path):
     assert {task.phase for task in graph.tasks} == {"forward", "backward", "update"}
     assert {graph.value[name].path for name in graph.carried} >= {*pair.model.state_dict()}
     check(step.program, graph)
-    for suffix in ("svg", "dot"):
+    for suffix in ("svg", "html"):
         step.draw(tmp_path / f"step.{suffix}")
         assert (tmp_path / f"step.{suffix}").stat().st_size > 100
     assert "as soon as its gradient is whole" in step.explain() and "measured" in step.explain()

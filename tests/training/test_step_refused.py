@@ -85,6 +85,14 @@ def test_another_weight_that_is_changed_in_place_is_not_the_embedding_s() -> Non
         step(TOKENS, CLASSES)
 
 
+def test_keywords_of_the_model_are_given_as_a_dict() -> None:
+    model = nn.Linear(12, 5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = autopar.train_step(model, nn.CrossEntropyLoss(), optimizer, ["cpu"])
+    with pytest.raises(TypeError, match=r"got generator=; .*step\(\{\.\.\., 'generator': \.\.\.\}, y\)"):
+        step(torch.zeros(4, 12), CLASSES, generator=torch.Generator())
+
+
 def test_a_process_group_needs_a_job() -> None:
     model = nn.Linear(8, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -23,7 +23,7 @@ DEVICES = st.lists(
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     st.integers(1, 200), st.lists(st.tuples(st.floats(0.1, 10), st.floats(0, 100)), min_size=1, max_size=8)
 )
@@ -42,7 +42,7 @@ def test_rows_follow_speed_up_to_the_room(batch, devices):
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.integers(2, 64), DEVICES)
 def test_what_fits_is_found_and_nothing_else(batch, devices):
     speeds, fixed, each, caps = zip(*devices)

@@ -29,11 +29,11 @@ def browser():
 
 @pytest.fixture
 def opened(browser, tmp_path):
-    """Open a file at a width and in a theme; at the end, no page has logged or raised anything."""
+    """Open a file in a theme; at the end, no page has logged or raised anything."""
     contexts, errors = [], []
 
-    def open_page(path, width=1280, theme="light"):
-        size = {"width": width, "height": 800}
+    def open_page(path, theme="light"):
+        size = {"width": 1280, "height": 800}
         contexts.append(browser.new_context(viewport=size, color_scheme=theme, offline=True))
         page = contexts[-1].new_page()
         page.on("console", lambda message: errors.append(message.text))
@@ -145,8 +145,9 @@ def test_zoom_and_pan_and_back(pages, opened):
 
 @pytest.mark.parametrize("number", (0, 1), ids=("plan", "run"))
 def test_pictures_use_the_window_with_legible_text(pages, opened, number):
+    page = opened(pages[number])
     for width in (1024, 1280, 1920, 2560):
-        page = opened(pages[number], width)
+        page.set_viewport_size({"width": width, "height": 800})
         assert page.locator(".picture svg:visible").count() == 1
         right = page.evaluate(
             "Math.max(...[...document.querySelectorAll('.picture svg, aside')]"
@@ -173,6 +174,23 @@ def test_a_dark_notebook_has_a_dark_picture(opened, tmp_path, dark):
     )
     light = sum(map(int, re.findall(r"\d+", ground))) > sum(map(int, re.findall(r"\d+", ink)))
     assert light == (not dark)
+
+
+def test_facts_are_legible_in_both_themes(pages, opened):
+    for theme in ("light", "dark"):
+        page = opened(pages[0], theme=theme)
+        page.locator(MARK).first.click()
+        for part in ("h2", "h2 span", "dt", "dd"):
+            ink, ground = page.evaluate(
+                "(part) => ['#facts ' + part, '#facts'].map((place, i) => {"
+                "  const each = document.querySelector(place);"
+                "  const pen = document.createElement('canvas').getContext('2d', {willReadFrequently: true});"
+                "  pen.fillStyle = getComputedStyle(each)[i ? 'backgroundColor' : 'color'];"
+                "  pen.fillRect(0, 0, 1, 1);"
+                "  return [...pen.getImageData(0, 0, 1, 1).data].slice(0, 3).reduce((a, b) => a + b) / 3; })",
+                part,
+            )
+            assert abs(ink - ground) > 90, (theme, part)
 
 
 def test_themes_follow_the_system_and_the_button(pages, opened):

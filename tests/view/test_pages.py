@@ -37,9 +37,9 @@ def test_the_page_has_the_facts_of_each_box_and_arrow(make):
     assert aside.count('<details id="stack-') == sum(bool(box.card.copies) for box in layout.boxes)
 
 
-@plans
-def test_the_page_is_self_contained_and_well_formed(make, tmp_path):
-    plan = make()
+@pytest.mark.parametrize("name", ("mlp", "rough200"))
+def test_the_page_is_self_contained_and_well_formed(name, tmp_path):
+    plan = view_plans.ALL[name]()
     draw(plan, tmp_path / "a.html")
     page = (tmp_path / "a.html").read_text()
     save_timeline(view_plans.measured(plan), tmp_path / "run.html")

@@ -66,11 +66,6 @@ def overlapping(svg):
 
 
 @plans
-def test_no_texts_overlap(make):
-    assert overlapping(placed_svg(make())) == []
-
-
-@plans
 def test_labels_are_inside_their_boxes_and_clear_of_lines_or_else_hide_them(make):
     layout = lay_out(make())
     lines = [line for _, points in layout.pieces for line in pairwise(points)]
@@ -88,52 +83,34 @@ def test_labels_are_inside_their_boxes_and_clear_of_lines_or_else_hide_them(make
 
 
 @plans
-def test_time_is_drawn_to_scale(make):
+def test_all_is_drawn_to_scale_with_its_name_and_the_use_of_each_device(make):
     plan = make()
-    layout = lay_out(plan)
-    for box in layout.boxes:
-        assert box.y == pytest.approx(layout.y(box.card.start))
-        assert box.y + box.h == pytest.approx(layout.y(box.card.end))
-    for arrow in layout.arrows:
-        assert arrow.start[1] == pytest.approx(layout.y(arrow.transfer.start))
-        assert arrow.end[1] == pytest.approx(layout.y(arrow.transfer.end))
-    for column, other in pairwise(sorted(layout.columns.values(), key=lambda c: c.x)):
-        assert column.right < other.x
-
-
-@plans
-def test_everything_is_drawn_or_folded_and_counted(make):
-    plan = make()
-    layout = lay_out(plan)
+    layout, svg = lay_out(plan), placed_svg(plan)
+    assert overlapping(svg) == []
     drawn = [cluster for box in layout.boxes for cluster in box.card.clusters]
     assert sorted(drawn) == sorted(placed.cluster for placed in plan.placed)
     moved = {id(arrow.transfer) for arrow in layout.arrows}
     assert len(moved) == len(layout.arrows) and moved <= set(map(id, plan.transfers))
-    svg = placed_svg(plan)
-    assert svg.count('data-facts="b') == len(layout.boxes)
-    assert svg.count('data-facts="t') == len(layout.arrows)
-
-
-@plans
-def test_on_paper_too_each_run_is_told_and_the_use_of_each_device(make):
-    plan = make()
-    svg = placed_svg(plan)
-    words = [text for _, text in texts(svg)]
     groups = [group for group in ET.fromstring(svg).iter(f"{NAMESPACE}g") if group.get("data-facts")]
     titles = {group.get("data-facts"): group.find(f"{NAMESPACE}title").text for group in groups}
-    layout = lay_out(plan)
+    assert len(titles) == len(groups) == len(layout.boxes) + len(layout.arrows)
     for index, box in enumerate(layout.boxes):
+        assert (box.y, box.y + box.h) == pytest.approx((layout.y(box.card.start), layout.y(box.card.end)))
         assert titles[f"b{index}"].startswith(box.card.title)
     for index, arrow in enumerate(layout.arrows):
-        assert size(arrow.transfer.bytes) in titles[f"t{index}"]
+        step = arrow.transfer
+        assert (arrow.start[1], arrow.end[1]) == pytest.approx((layout.y(step.start), layout.y(step.end)))
+        assert size(step.bytes) in titles[f"t{index}"]
+    for column, other in pairwise(sorted(layout.columns.values(), key=lambda c: c.x)):
+        assert column.right < other.x
+    assert ("EMULATED" in svg) == bool(plan.costed.machine.label)
+    words = [text for _, text in texts(svg)]
     for column in layout.columns.values():
         peak = plan.peaks.get(column.device, 0)
         assert not (column.lanes or peak) or any(text.startswith(f"peak {size(peak)}") for text in words)
-    assert sum(text.startswith("busy ") for text in words) >= sum(
-        map(bool, (c.lanes for c in layout.columns.values()))
-    )
-    legend = {"critical path": True, "transfer, slope = its time": layout.arrows, "idle": True}
-    assert all((text in words) == bool(there) for text, there in legend.items())
+    used = [column for column in layout.columns.values() if column.lanes]
+    assert sum(text.startswith("busy ") for text in words) >= len(used)
+    assert "critical path" in words and ("transfer, slope = its time" in words) == bool(layout.arrows)
 
 
 def check_fold(plan, budget=BUDGET):
@@ -155,7 +132,7 @@ def check_fold(plan, budget=BUDGET):
 
 @given(st.integers(1, 400), st.integers(0, 50), st.integers(1, 4), st.integers(1, 3), st.integers(1, 150))
 @example(52, 4, 1, 1, 1)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_folding_keeps_times_and_order(clusters, seed, accelerators, cpu_lanes, budget):
     check_fold(view_plans.rough(clusters, seed, accelerators, cpu_lanes), budget)
 
@@ -176,26 +153,6 @@ def test_large_plans_have_few_boxes_and_no_overlaps():
             if isinstance(step, Transfer) and (number in plan.critical.path) == critical and step not in drawn
         ]
         assert max((each.bytes for each in others), default=0) <= min(each.bytes for each in drawn)
-
-
-def test_a_box_crossed_by_arrows_keeps_its_name_where_there_is_room():
-    """Copies pass over the long run between them, at the places where a name would be looked for first."""
-    on = view_plans.machine(2)
-    jobs = [view_plans.Job("long", "emulated:0/0", 1.0)]
-    layout = lay_out(view_plans.build("crossed", jobs, on))
-    (box,) = layout.boxes
-    for share in (0.5, 0.25, 0.75, 0.12, 0.88):
-        y = box.y + box.h * share
-        layout.space.take_line((box.x, y), (box.x + box.w, y))
-        name, *_ = box_labels(layout, box)
-    assert name.text == box.card.title and not name.ground and layout.space.unlined(name.rect)
-
-
-def test_a_name_that_leaves_no_room_beside_it_has_its_time_under_it():
-    name = "decode the images of this batch and of the next ones"
-    jobs = [view_plans.Job("d", "cpu/0", 3e-3, module=name)]
-    layout = lay_out(view_plans.build("long", jobs, view_plans.machine(1)))
-    assert [label.text for label in box_labels(layout, layout.boxes[0])] == [name, "3.00 ms · linear"]
 
 
 def test_equal_blocks_fold_and_the_slowest_stays_open():
@@ -259,31 +216,19 @@ def test_the_cpu_stands_where_transfers_skip_the_fewest_columns(name):
 
 
 @pytest.mark.slow
-def test_pictures_are_the_same_bytes_under_any_hash_seed(tmp_path):
+def test_pictures_are_the_same_bytes_under_any_hash_seed_and_load_no_torch(tmp_path):
     code = (
         "import view_plans, sys; from autopar.view import draw; "
-        "[draw(view_plans.rough(90, 4), f'{sys.argv[1]}.{s}') for s in ('html', 'svg')]; "
+        "[draw(view_plans.rough(90, 4), f'{sys.argv[1]}/a.{s}') for s in ('html', 'svg')]; "
         "print('torch' in sys.modules)"
     )
-    seen = set()
-    for seed in ("1", "2"):
-        path = os.pathsep.join([str(Path(__file__).parents[1] / "helpers"), str(Path(__file__).parents[2])])
-        env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path}
-        call = [sys.executable, "-c", code, str(tmp_path / seed)]
-        done = subprocess.run(call, env=env, capture_output=True, text=True, check=True)
-        assert "False" in done.stdout
-        seen.add(tuple((tmp_path / f"{seed}.{s}").read_bytes() for s in ("html", "svg")))
-    assert len(seen) == 1
-
-
-@pytest.mark.parametrize("suffix", ["html", "svg"])
-def test_every_picture_of_an_emulated_machine_says_so(suffix, tmp_path):
-    for name in ("mlp", "towers"):
-        plan = view_plans.ALL[name]()
-        draw(plan, tmp_path / f"a.{suffix}")
-        label = plan.costed.machine.label
-        assert bool(label) == (name == "mlp")
-        assert ("EMULATED" in (tmp_path / f"a.{suffix}").read_text()) == bool(label)
+    path = os.pathsep.join([str(Path(__file__).parents[1] / "helpers"), str(Path(__file__).parents[2])])
+    env = {**os.environ, "PYTHONHASHSEED": "1", "PYTHONPATH": path}
+    call = [sys.executable, "-c", code, str(tmp_path)]
+    assert "False" in subprocess.run(call, env=env, capture_output=True, text=True, check=True).stdout
+    for suffix in ("html", "svg"):
+        draw(view_plans.rough(90, 4), tmp_path / f"b.{suffix}")
+        assert (tmp_path / f"a.{suffix}").read_bytes() == (tmp_path / f"b.{suffix}").read_bytes()
 
 
 def test_an_empty_plan_and_one_without_time_can_be_drawn(tmp_path):
@@ -307,6 +252,8 @@ def test_a_picture_for_a_paper_has_its_width_theme_and_fonts(tmp_path):
     plan.draw(tmp_path / "a.svg", width=1500, theme="dark")
     root = ET.fromstring((tmp_path / "a.svg").read_text())
     assert float(root.get("width")) == 1500 and "#FFFFFF" not in ET.tostring(root, "unicode")
+    plan.draw(tmp_path / "a.png", width=1000)
+    assert int.from_bytes((tmp_path / "a.png").read_bytes()[16:20], "big") == 2000
     plan.draw(tmp_path / "a.pdf")
     view_plans.measured(plan).save(tmp_path / "run.pdf", width=1000, theme="dark")
     for name in ("a.pdf", "run.pdf"):
@@ -334,16 +281,6 @@ def test_png_needs_cairosvg_and_says_how_to_get_it(tmp_path, monkeypatch):
         monkeypatch.setattr(builtins, "__import__", fake)
         with pytest.raises(AutoparError, match=wanted):
             draw(view_plans.lone(), tmp_path / "a.png")
-
-
-@pytest.mark.slow
-def test_png_is_a_picture_of_twice_the_size(tmp_path):
-    pytest.importorskip("cairosvg")
-    draw(view_plans.lone(), tmp_path / "a.png")
-    data = (tmp_path / "a.png").read_bytes()
-    assert data[:8] == b"\x89PNG\r\n\x1a\n"
-    wide = float(ET.fromstring(placed_svg(view_plans.lone())).get("width"))
-    assert int.from_bytes(data[16:20], "big") == pytest.approx(2 * wide, abs=2)
 
 
 def test_a_wait_for_the_bus_is_drawn_from_ready_to_start():

@@ -8,7 +8,7 @@ import view_plans
 from test_view_placed import texts
 
 from autopar.ir.plan import Candidate
-from autopar.system.text import free, seconds, size
+from autopar.system.text import percent_free, seconds, size
 from autopar.view import explain
 from autopar.view.pages import placed_page
 from autopar.view.placed import placed_svg
@@ -28,7 +28,7 @@ def test_durations_and_shares_read_well_however_long():
     assert {value: seconds(value) for value in texts} == texts
     for value in (9.9949e-3, 9.996e-3, 99.96e-3, 0.99951, 9.9999e-6, 999.6e-9):
         assert len(re.sub(r"\D", "", seconds(value))) == 3
-    assert [free(share) for share in (0.5, 0.994, 0.999, 1)] == ["50 %", "99 %", "> 99 %", "100 %"]
+    assert [percent_free(share) for share in (0.5, 0.994, 0.999, 1)] == ["50 %", "99 %", "> 99 %", "100 %"]
 
 
 @plans

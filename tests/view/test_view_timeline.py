@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_view_placed import overlapping, texts
 
-from autopar.errors import AutoparError
 from autopar.ir.timeline import Memory, Placed, Span, Timeline
 from autopar.view import save_timeline
 from autopar.view.report import statistics
@@ -57,7 +56,7 @@ def test_spans_are_strictly_nested_and_all_there(make):
 
 
 @given(st.integers(0, 10_000))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_any_spans_of_a_lane_are_nested(seed):
     draw = random.Random(seed)
     spans = []
@@ -66,19 +65,9 @@ def test_any_spans_of_a_lane_are_nested(seed):
         end = start + draw.choice((0.0, 1e-9, draw.random()))
         spans.append(Span("cpu/0", "cpu", "compute", f"r{index}", start, end))
         if draw.random() < 0.5:
-            spans.append(
-                Span(
-                    "cpu/0",
-                    "cpu",
-                    "compute",
-                    f"t{index}",
-                    start,
-                    end + draw.choice((0, 1e-7)),
-                    cluster=f"r{index}",
-                )
-            )
-    timeline = Timeline("t", ("cpu/0",), tuple(spans), 3.0)
-    events = trace(timeline)["traceEvents"]
+            late = end + draw.choice((0, 1e-7))
+            spans.append(Span("cpu/0", "cpu", "compute", f"t{index}", start, late, cluster=f"r{index}"))
+    events = trace(Timeline("t", ("cpu/0",), tuple(spans), 3.0))["traceEvents"]
     assert nested(events)
     assert sum(event["ph"] == "X" for event in events) == len(spans)
 
@@ -131,9 +120,9 @@ def test_no_texts_of_a_timeline_picture_overlap(make, side):
 
 @pytest.mark.slow
 def test_hundreds_of_spans_stay_a_small_file(tmp_path):
-    timeline = view_plans.measured(view_plans.rough(2000))
+    timeline = view_plans.measured(view_plans.rough(800))
     save_timeline(timeline, tmp_path / "a.svg")
-    assert (tmp_path / "a.svg").stat().st_size < 2_000_000
+    assert (tmp_path / "a.svg").stat().st_size < 1_000_000
     assert overlapping((tmp_path / "a.svg").read_text()) == []
 
 
@@ -150,11 +139,6 @@ def test_an_empty_timeline_and_one_of_no_length_can_be_drawn(tmp_path):
         for suffix in ("json", "json.gz", "svg", "html"):
             save_timeline(timeline, tmp_path / f"a.{suffix}")
         ET.fromstring((tmp_path / "a.svg").read_text())
-
-
-def test_another_suffix_is_refused(tmp_path):
-    with pytest.raises(AutoparError, match=r"\.json, \.json\.gz, \.svg, \.html, \.png"):
-        save_timeline(Timeline("t", ("cpu/0",), (), 0.0), tmp_path / "a.dot")
 
 
 @plans

@@ -92,7 +92,7 @@ class TimedStage(pipelining.PipelineStage):
         """Run the forward of a micro-batch; keep what the last stage answers without a backward."""
         self.entry.counts = True
         try:
-            output = self._noted("F", chunk, partial(super().forward_one_chunk, chunk, *args, **kwargs))
+            output = self._timed("F", chunk, partial(super().forward_one_chunk, chunk, *args, **kwargs))
         finally:
             self.entry.counts = False
         if self.is_last and not self.has_backward:
@@ -105,14 +105,14 @@ class TimedStage(pipelining.PipelineStage):
         """Run the backward of a micro-batch, or its part for the inputs."""
         call = partial(super().backward_one_chunk, chunk, loss, full_backward, last_backward)
         with self.summed(self.stage_index) if full_backward else nullcontext():
-            return self._noted("B", chunk, call)
+            return self._timed("B", chunk, call)
 
     def backward_weight_one_chunk(self, chunk: int, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         """Run the part of a backward that is for the weights."""
         with self.summed(self.stage_index):
-            return self._noted("W", chunk, partial(super().backward_weight_one_chunk, chunk, *args, **kwargs))
+            return self._timed("W", chunk, partial(super().backward_weight_one_chunk, chunk, *args, **kwargs))
 
-    def _noted(self, what: str, chunk: int, call: Callable[[], Any]) -> Any:
+    def _timed(self, what: str, chunk: int, call: Callable[[], Any]) -> Any:
         began = time.perf_counter()
         result = call()
         device, phase = str(self.device), "forward" if what == "F" else "backward"

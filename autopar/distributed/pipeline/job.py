@@ -97,7 +97,7 @@ class Distributed:
         self._placed = {n: place(module) for n, module in self.stages.items()}
         self._spans: list[Span] = []
         self._answers: list[tuple[int, Sequence[torch.Tensor]]] = []
-        self._took = (0.0, 0.0)
+        self._step_times = (0.0, 0.0)
         self._training = self._scheduled(self._scaled) if loss is not None and self.stages else None
         self._serving: Any = None
 
@@ -142,7 +142,7 @@ class Distributed:
         total = torch.stack(losses).sum().detach() if self._has_last else torch.zeros((), device=self._device)
         total = total.to(torch.float64)
         dist.all_reduce(total, group=self._group)
-        self._took = began, time.perf_counter()
+        self._step_times = began, time.perf_counter()
         return total
 
     @torch.no_grad()
@@ -259,7 +259,7 @@ class Distributed:
     def timeline(self) -> Timeline:
         """The last step in this process. `0F2` is the forward of stage 0 for micro-batch 2, B its backward, W
         its weight gradients if computed separately. On an accelerator, spans last as long as the launches."""
-        began, ended = self._took
+        began, ended = self._step_times
         spans = tuple(span.later(-began) for span in self._spans)
         return Timeline(self.plan.model, (f"{self._device}/0",), spans, ended - began, began=began)
 

@@ -68,7 +68,7 @@ class Units:
 
     def needed(self, nodes: Sequence[fx.Node], known: Sequence[fx.Node]) -> list[fx.Node]:
         """Return, in order, the inputs and state that `nodes` read, directly or through nodes of `anywhere`, except
-        those in `given`."""
+        those in `known`."""
         known_nodes, read = set(known), set[fx.Node]()
         waiting = [source for node in nodes for source in node.all_input_nodes]
         while waiting:

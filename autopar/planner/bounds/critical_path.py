@@ -16,10 +16,6 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-LARGE = 20_000
-"""Limit on clusters for tails: in larger graphs, tails add little to the load bound and are 0."""
-
-
 @dataclass(frozen=True)
 class Paths:
     """The longest paths of a graph: head and tail of each cluster r on device d, in seconds.
@@ -42,30 +38,28 @@ def paths(instance: Instance) -> Paths:
     The optimistic tables of PEFT (Arabnejad and Barbosa, IEEE TPDS 25(3), 2014), in both directions. O(E D²) for E
     reads.
     """
-    net, seconds = _Network(instance), durations(instance)
-    head, delivered = _heads(instance, net, seconds)
+    seconds = durations(instance)
+    head, delivered = _heads(instance, seconds)
     if not instance.clusters:
         return Paths(seconds, seconds, seconds, delivered)
-    tail = np.where(np.isfinite(seconds), 0.0, np.inf)
-    if instance.clusters <= LARGE:
-        tail = _tails(instance, net, seconds)
+    tail = _tails(instance, seconds)
     with_all = (head + seconds + tail).min(axis=1)
     return Paths(head, tail, seconds, max(delivered, float(with_all.max())))
 
 
 def tails(instance: Instance) -> Floats:
-    """Return the `tail` of `paths`, for any number of clusters."""
-    return _tails(instance, _Network(instance), durations(instance))
+    """Return the `tail` of `paths`."""
+    return _tails(instance, durations(instance))
 
 
 def durations(instance: Instance) -> Floats:
     """Return the seconds of each cluster on each device (R, D); inf where its colocate group cannot run."""
-    found = np.array(instance.seconds, dtype=float).reshape(instance.clusters, len(instance.devices))
+    seconds = np.array(instance.seconds, dtype=float).reshape(instance.clusters, len(instance.devices))
     for members in instance.members:
         for r in members:
-            for d in {*range(found.shape[1])} - {*instance.allowed[r]}:
-                found[r, d] = np.inf
-    return found
+            for d in {*range(seconds.shape[1])} - {*instance.allowed[r]}:
+                seconds[r, d] = np.inf
+    return seconds
 
 
 def nearest(instance: Instance) -> tuple[Floats, Floats]:
@@ -84,51 +78,27 @@ def nearest(instance: Instance) -> tuple[Floats, Floats]:
     return latency, s_per_byte
 
 
-class _Network:
-    """The tables of `nearest`, applied to the times of values."""
-
-    def __init__(self, instance: Instance) -> None:
-        self.latency, self.s_per_byte = nearest(instance)
-        self.devices = len(self.latency)
-        apart = ~np.eye(self.devices, dtype=bool)
-        # With one latency and one rate for all, the best other device is the one with the least time.
-        self.even = (
-            self.devices > 1 and np.ptp(self.latency[apart]) == 0 and np.ptp(self.s_per_byte[apart]) == 0
-            if np.isfinite(self.latency).all()
-            else False
-        )
-
-    def arrive(self, ends: Floats, nbytes: Floats) -> Floats:
-        """Return the earliest arrival, in seconds, on each device of values made at `ends` (n, D)."""
-        return self._cross(ends, nbytes, self.latency, self.s_per_byte)
-
-    def leave(self, rest: Floats, nbytes: Floats) -> Floats:
-        """Return the least seconds after values are made on each device, given `rest` (n, D) after their arrival."""
-        return self._cross(rest, nbytes, self.latency.T, self.s_per_byte.T)
-
-    def _cross(self, times: Floats, nbytes: Floats, latency: Floats, s_per_byte: Floats) -> Floats:
-        if self.even:
-            trip = latency[0, 1] + nbytes * s_per_byte[0, 1]
-            made: Floats = np.minimum(times, (times.min(axis=1) + trip)[:, None])
-            return made
-        found = times.copy()
-        for e in range(self.devices):
-            np.minimum(found, times[:, e, None] + (latency[e] + nbytes[:, None] * s_per_byte[e]), out=found)
-        return found
+def _cross(times: Floats, nbytes: Floats, latency: Floats, s_per_byte: Floats) -> Floats:
+    """Return the least seconds (n, D) of values on each device, from those on all devices and the ways between."""
+    best = times.copy()
+    for e in range(len(latency)):
+        np.minimum(best, times[:, e, None] + (latency[e] + nbytes[:, None] * s_per_byte[e]), out=best)
+    return best
 
 
-def _heads(instance: Instance, net: _Network, seconds: Floats) -> tuple[Floats, float]:
+def _heads(instance: Instance, seconds: Floats) -> tuple[Floats, float]:
     """Return the earliest start of each cluster on each device (R, D), inf if it cannot run, and the earliest end with
     all deliveries, in seconds."""
     clusters, values = instance.clusters, len(instance.values)
     nbytes = np.array([*instance.bytes, 0], dtype=float)
+    latency, s_per_byte = nearest(instance)
     # The last row stands for clusters that read nothing or wait for nothing.
-    arrival = np.zeros((values + 1, net.devices))
+    arrival = np.zeros((values + 1, len(latency)))
     for v, home in enumerate(instance.home):
         # Resident state may be on any device without a transfer.
         if home >= 0 and instance.values[v] not in instance.holders:
-            arrival[v] = net.latency[home] + instance.bytes[v] * net.s_per_byte[home]
-    head = np.zeros((clusters, net.devices))
+            arrival[v] = latency[home] + instance.bytes[v] * s_per_byte[home]
+    head = np.zeros((clusters, len(latency)))
     first_end = np.zeros(clusters + 1)
     order, bounds = levels(instance.before)
     reads, read_at = ragged([instance.reads[r] for r in order], values)
@@ -145,11 +115,10 @@ def _heads(instance: Instance, net: _Network, seconds: Floats) -> tuple[Floats, 
         head[rows] = start
         ends = start + sorted_seconds[first:last]
         first_end[rows] = ends.min(axis=1)
-        made = makes[make_at[first] : make_at[last]]
+        outputs = makes[make_at[first] : make_at[last]]
         counts = make_at[first + 1 : last + 1] - make_at[first:last]
-        arrival[made] = net.arrive(
-            ends if len(made) == len(ends) else np.repeat(ends, counts, 0), nbytes[made]
-        )
+        ready = ends if len(outputs) == len(ends) else np.repeat(ends, counts, 0)
+        arrival[outputs] = _cross(ready, nbytes[outputs], latency, s_per_byte)
         arrival[values] = 0.0
     wanted = [(v, d) for v, devices in enumerate(instance.deliver) for d in devices]
     delivered = max((float(arrival[v, d]) for v, d in wanted), default=0.0)
@@ -157,12 +126,13 @@ def _heads(instance: Instance, net: _Network, seconds: Floats) -> tuple[Floats, 
     return head, max(delivered, float(first_end.max()))
 
 
-def _tails(instance: Instance, net: _Network, seconds: Floats) -> Floats:
+def _tails(instance: Instance, seconds: Floats) -> Floats:
     """Return the least time from the end of each cluster on each device to the end of the schedule."""
     clusters, values = instance.clusters, len(instance.values)
     nbytes = np.array([*instance.bytes, 0], dtype=float)
-    tail = np.zeros((clusters, net.devices))
-    rest = np.zeros((clusters + 1, net.devices))
+    latency, s_per_byte = nearest(instance)
+    tail = np.zeros((clusters, len(latency)))
+    rest = np.zeros((clusters + 1, len(latency)))
     shortest = np.zeros(clusters + 1)
     order, bounds = levels(instance.after)
     makes, readers = instance.makes, instance.readers
@@ -177,7 +147,7 @@ def _tails(instance: Instance, net: _Network, seconds: Floats) -> Floats:
     for first, last in pairwise(bounds):
         rows = numbers[first:last]
         span = slice(read_at[first], read_at[last])
-        onward = net.leave(rest[by[span]], nbytes[read[span]])
+        onward = _cross(rest[by[span]], nbytes[read[span]], latency.T, s_per_byte.T)
         follow = onward
         if len(onward) > last - first:
             follow = np.maximum.reduceat(onward, read_at[first:last] - read_at[first], axis=0)
@@ -187,7 +157,7 @@ def _tails(instance: Instance, net: _Network, seconds: Floats) -> Floats:
             if r in delivered:
                 for v in instance.makes[r]:
                     for target in instance.deliver[v]:
-                        trip = net.latency[:, target] + instance.bytes[v] * net.s_per_byte[:, target]
+                        trip = latency[:, target] + instance.bytes[v] * s_per_byte[:, target]
                         follow[at] = np.maximum(follow[at], trip)
         tail[rows] = follow
         follow = follow + sorted_seconds[first:last]
@@ -211,7 +181,7 @@ def levels(before: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
     `before` lists only smaller numbers or, like `after`, only larger ones.
     """
     depth = [0] * len(before)
-    backward = any(p > r for r, own in enumerate(before) for p in own)
+    backward = any(p > r for r, earlier in enumerate(before) for p in earlier)
     for r in reversed(range(len(before))) if backward else range(len(before)):
         for p in before[r]:
             if depth[p] >= depth[r]:

@@ -44,7 +44,7 @@ def load(instance: Instance, paths: Paths, enough: float = math.inf) -> float:
     every = np.arange(clusters)
     most = _one_by_one(instance, work, idle)
     bound = 0.0
-    memory, given = bool(capped.any()), lanes * idle
+    memory, idle_lanes = bool(capped.any()), lanes * idle
 
     def weigh(price: Floats, toll: Floats, rent: Floats) -> tuple[float, Ints]:
         """Return the bound that some prices prove, and the cheapest device of each cluster."""
@@ -58,7 +58,7 @@ def load(instance: Instance, paths: Paths, enough: float = math.inf) -> float:
             cost += held * rent
         wires.charge(cost, toll)
         at = cost.argmin(axis=1)
-        total = float(cost[every, at].sum() + price @ given + toll @ wires.fixed)
+        total = float(cost[every, at].sum() + price @ idle_lanes + toll @ wires.fixed)
         return total - float(rent[capped] @ room[capped]) if memory else total, at
 
     prices = np.concatenate([np.where(used, 1.0, 0.0), np.where(wires.busy, 0.1, 0.0)])
@@ -82,8 +82,8 @@ def load(instance: Instance, paths: Paths, enough: float = math.inf) -> float:
             break
         rate = 0.5 * 3e-3 ** (step / rounds)
         mean, mean_rent, weight = mean + rate * prices, mean_rent + rate * rent, weight + rate
-        taken = np.bincount(at, weights=held[every, at], minlength=devices) if memory else rent
-        division += (LATEST if step else 1.0) * (np.concatenate([finish, taken]) - division)
+        held_bytes = np.bincount(at, weights=held[every, at], minlength=devices) if memory else rent
+        division += (LATEST if step else 1.0) * (np.concatenate([finish, held_bytes]) - division)
         if division[:-devices].max() <= bound * (1 + NEAR) and (division[-devices:] <= room).all():
             break
         # Loads are relative to the usual longest one, so a rare overload counts for more than a common one.
@@ -93,7 +93,7 @@ def load(instance: Instance, paths: Paths, enough: float = math.inf) -> float:
         if memory:
             with np.errstate(over="ignore"):
                 # The quotient may overflow; it is clipped below.
-                over = np.divide(taken - room, room, out=np.zeros(devices), where=capped & (room > 0))
+                over = np.divide(held_bytes - room, room, out=np.zeros(devices), where=capped & (room > 0))
             rent = np.maximum(0.0, rent + rate * bound / np.maximum(room, 1.0) * np.clip(over, -1.0, 1.0))
     if weight:
         # Prices oscillate around the best ones, so their mean is closest to these.
@@ -112,17 +112,17 @@ def _one_by_one(instance: Instance, work: Floats, idle: Floats) -> float:
 def _state(instance: Instance) -> Floats:
     """Return the bytes of resident state that each cluster adds to each device; readers of one storage share it."""
     sharers: dict[str, int] = {}
-    for kept in instance.kept:
-        for storage, _ in kept:
+    for storages in instance.resident:
+        for storage, _ in storages:
             sharers[storage] = sharers.get(storage, 0) + 1
-    found = np.zeros((instance.clusters, len(instance.devices)))
-    for r, kept in enumerate(instance.kept):
-        for storage, nbytes in kept:
-            found[r] += nbytes / sharers[storage]
-            for d, given in enumerate(instance.given):
-                if storage in given:
-                    found[r, d] -= nbytes / sharers[storage]
-    return found
+    added = np.zeros((instance.clusters, len(instance.devices)))
+    for r, storages in enumerate(instance.resident):
+        for storage, nbytes in storages:
+            added[r] += nbytes / sharers[storage]
+            for d, initial in enumerate(instance.initial):
+                if storage in initial:
+                    added[r, d] -= nbytes / sharers[storage]
+    return added
 
 
 def evenly(instance: Instance) -> float:
@@ -137,7 +137,8 @@ def evenly(instance: Instance) -> float:
     for r, able in enumerate(instance.allowed):
         work[able] = work.get(able, 0.0) + min(instance.seconds[r][d] for d in able)
     return max(
-        sum(own for able, own in work.items() if {*able} <= {*some}) / sum(instance.widths[d] for d in some)
+        sum(seconds for able, seconds in work.items() if {*able} <= {*some})
+        / sum(instance.widths[d] for d in some)
         for some in sets
     )
 

@@ -41,10 +41,10 @@ class JsonObject:
 
         `words`: the keys of the format. A key that resembles a missing one is refused instead of ignored.
         """
-        found: str = self.text(key)
-        self.called = f"{kind} {found!r}"
+        label: str = self.text(key)
+        self.called = f"{kind} {label!r}"
         self.spelt(words)
-        return found
+        return label
 
     def spelt(self, words: Set[str]) -> None:
         """Raise PlanError for a key that is not in `words` but resembles a missing one."""
@@ -81,17 +81,17 @@ class JsonObject:
         """Read a finite number of bytes ≥ 0. Fractions are kept, since graphs with random weights have them."""
         if default is not _NEEDED and self.data.get(key, default) is default:
             return default
-        found = number(self.need(key), "bytes", f"{key!r} of {self.called}")
-        return int(found) if found == int(found) else found
+        nbytes = number(self.need(key), "bytes", f"{key!r} of {self.called}")
+        return int(nbytes) if nbytes == int(nbytes) else nbytes
 
     def count(self, key: str, default: int) -> int:
         """Read a whole number from 1 to `MANY`."""
         value = self.data.get(key, default)
         what = f"{key!r} of {self.called}"
-        found = number(value, "how many", what)
-        if not 1 <= found <= MANY or found != int(found):
+        items = number(value, "how many", what)
+        if not 1 <= items <= MANY or items != int(items):
             raise PlanError(f"{what} is {short(value)}; it must be a whole number from 1 to {MANY:,}")
-        return int(found)
+        return int(items)
 
     def among(self, key: str, names: Mapping[str, int], kind: str) -> int:
         """Read a name among `names`; return its number."""
@@ -132,8 +132,8 @@ def text(value: Any, what: str) -> str:
 
 def seconds(value: Any, what: str) -> float:
     """Return a value that must be a finite number of seconds ≥ 0; less than 1e-300 becomes 0."""
-    found = float(number(value, "seconds", what))
-    return found if found >= SMALLEST else 0.0
+    result = float(number(value, "seconds", what))
+    return result if result >= SMALLEST else 0.0
 
 
 def number(value: Any, unit: str, what: str) -> float:

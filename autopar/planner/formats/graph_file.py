@@ -99,9 +99,9 @@ def _used(on: Machine, rows: Sequence[_Row]) -> Machine:
 
 def _task(entry: JsonObject, position: Mapping[str, int]) -> _Row:
     name = entry.name("task", TASK)
-    given = JsonObject(entry.need("seconds"), f"'seconds' of {entry.called}", such='{"cpu": 1.0}').data
+    by_device = JsonObject(entry.need("seconds"), f"'seconds' of {entry.called}", such='{"cpu": 1.0}').data
     times: list[float | None] = [None] * len(position)
-    for device, cost in given.items():
+    for device, cost in by_device.items():
         if type(cost) is float and device in position and SMALLEST <= cost <= LARGEST:
             times[position[device]] = cost
             continue
@@ -128,13 +128,13 @@ def _values(
     entries: Sequence[JsonObject], rows: Sequence[_Row], tasks: Mapping[str, int], position: Mapping[str, int]
 ) -> tuple[list[Value], Ends, Ends]:
     """Return the values of the file, their deliveries, and the homes of those that no task makes."""
-    found: dict[str, Value] = {}
+    values: dict[str, Value] = {}
     deliver: Ends = []
     homes: Ends = []
     both: list[str] = []
     for entry in entries:
         name = entry.name("value", VALUE)
-        if name in found:
+        if name in values:
             raise PlanError(f"two values have the id {name!r}; give each an id of its own")
         size, maker, home = entry.nbytes("bytes"), -1, entry.data.get("home", "")
         if entry.data.get("producer") is not None:
@@ -156,14 +156,14 @@ def _values(
             rows[t].reads.append(name)
             if maker >= 0:
                 rows[t].before.append(maker)
-        found[name] = Value(name, (), "", size, name, "made" if maker >= 0 else "input")
+        values[name] = Value(name, (), "", size, name, "made" if maker >= 0 else "input")
         if entry.data.get("deliver_to") is not None:
             entry.among("deliver_to", position, "device")
             deliver.append((name, entry.data["deliver_to"]))
     if both:
         others = f" and {len(both) - 1} more" if both[1:] else ""
         log.warning("value %r%s: 'home' is not heeded where there is a 'producer'", both[0], others)
-    return list(found.values()), deliver, homes
+    return list(values.values()), deliver, homes
 
 
 def _in_order(rows: Sequence[_Row]) -> list[int]:
@@ -171,9 +171,9 @@ def _in_order(rows: Sequence[_Row]) -> list[int]:
     cycle."""
     if all(p < t for t, row in enumerate(rows) for p in row.before):
         return list(range(len(rows)))
-    found = topological({t: row.before for t, row in enumerate(rows)})
-    if len(found) == len(rows):
-        return found
+    order = topological({t: row.before for t, row in enumerate(rows)})
+    if len(order) == len(rows):
+        return order
     graph = networkx.DiGraph((p, t) for t, row in enumerate(rows) for p in row.before)
     cycle = networkx.find_cycle(graph)
     circle = [rows[t].name for t in (cycle[0][0], *(t for _, t in cycle))]
@@ -186,7 +186,7 @@ def _in_order(rows: Sequence[_Row]) -> list[int]:
 def _assemble(
     name: str, on: Machine, rows: Sequence[_Row], values: list[Value], deliver: Ends, homes: Ends
 ) -> CostedGraph:
-    taken = {value.name for value in values}
+    names = {value.name for value in values}
     inputs = tuple(home for home, _ in homes)
     state: list[str] = []
     tasks, costs, clusters = [], [], []
@@ -194,7 +194,7 @@ def _assemble(
         reads = row.reads
         if row.state:
             held = f"{row.name}.state"
-            while held in taken:
+            while held in names:
                 held += "'"
             state.append(held)
             values.append(Value(held, (), "", row.state, held, "state", held))
@@ -253,15 +253,15 @@ def read_machine(data: JsonObject) -> Machine:
 def _link(entry: JsonObject, position: Mapping[str, int], named: Container[str]) -> Link:
     names = [*position]
     src, dst = (names[entry.among(end, position, "device")] for end in ("src", "dst"))
-    own = f"{src} → {dst}"
-    entry.called = f"the link {own}"
+    default = f"{src} → {dst}"
+    entry.called = f"the link {default}"
     entry.spelt(LINK)
     latency, rate = entry.seconds("latency_s"), entry.number("bytes_per_s", "bytes a second")
     if rate < 1 / LARGEST:
         raise PlanError(
             f"'bytes_per_s' of {entry.called} is {rate}; it must be more than 0, or leave the link out"
         )
-    while own in named:
-        own += "'"
-    wire = None if entry.data.get("wire", own) is None else entry.text("wire", own)
+    while default in named:
+        default += "'"
+    wire = None if entry.data.get("wire", default) is None else entry.text("wire", default)
     return Link(src, dst, latency, rate, wire)

@@ -15,7 +15,7 @@ import numpy as np
 from ..bounds.critical_path import tails
 from ..model.instance import Hop, Instance
 from ..model.simulator import Schedule, in_order
-from ..model.slots import Slots, find_both
+from ..model.slots import Slots, find_all
 from .memory_first import tracked
 
 
@@ -139,7 +139,7 @@ class _Work:
             there, source = self.there[v], self.source[v]
             sources.append((there, source, there[source], self.instance.bytes[v]))
         best = (math.inf, len(self.queues))
-        found = options[0][1:4]
+        chosen = options[0][1:4]
         for least, d, lane, start, rest in options:
             if (least, d) > best:
                 break
@@ -149,8 +149,8 @@ class _Work:
             score = start + seconds[d] + rest + self.stay * moved
             if (score, d) < best:
                 best = score, d
-                found = d, lane, start
-        return found
+                chosen = d, lane, start
+        return chosen
 
     def _carrying(self, r: int, d: int) -> float:
         """Return the seconds to send new values of carried state from a device to their home and all their readers."""
@@ -166,17 +166,17 @@ class _Work:
         length, dispatch = self.instance.seconds[r][d], self.instance.dispatch[r]
         if ready == math.inf:
             return 0, math.inf
-        first, found = math.inf, 0
+        first, chosen = math.inf, 0
         for lane, queue in enumerate(self.queues[d]):
             if dispatch:
-                start = find_both(queue, length, self.host, dispatch, ready)
+                start = find_all(((queue, length), (self.host, dispatch)), ready)
             else:
                 start = queue.find(ready, length)
             if start < first:
-                first, found = start, lane
+                first, chosen = start, lane
                 if start == ready:
                     break
-        return found, first
+        return chosen, first
 
     def _arrival(
         self, sources: Sequence[tuple[dict[int, float], int, float, int]], d: int, ready: float, limit: float
@@ -252,7 +252,7 @@ class _Work:
         queue = self.copies[hop.lane]
         if hop.wire < 0:
             return queue.find(ready, seconds)
-        return find_both(queue, seconds, self.wires[hop.wire], seconds, ready)
+        return find_all(((queue, seconds), (self.wires[hop.wire], seconds)), ready)
 
     def schedule(self, policy: str) -> Schedule:
         """Return the resulting orders, with the deliveries to the caller and of carried state at the end."""

@@ -20,8 +20,8 @@ class _MemoryUse:
     def __init__(self, instance: Instance, share: float) -> None:
         self.instance = instance
         self.caps = [math.inf if cap is None else cap * share for cap in instance.caps]
-        self.used = [sum(storages.values()) for storages in instance.given]
-        self.kept = [set(storages) for storages in instance.given]
+        self.used = [sum(storages.values()) for storages in instance.initial]
+        self.stored = [set(storages) for storages in instance.initial]
         stay = not instance.costed.consumed
         self.left = [
             math.inf
@@ -33,7 +33,7 @@ class _MemoryUse:
     def need(self, r: int, d: int, there: Sequence[dict[int, float]]) -> int:
         """Return the bytes that a cluster adds to a device while it runs."""
         instance = self.instance
-        state = sum(nbytes for storage, nbytes in instance.kept[r] if storage not in self.kept[d])
+        state = sum(nbytes for storage, nbytes in instance.resident[r] if storage not in self.stored[d])
         reads = sum(instance.bytes[v] for v in instance.reads[r] if d not in there[v])
         return state + reads + sum(instance.bytes[v] for v in instance.makes[r]) + instance.workspace[r]
 
@@ -50,9 +50,9 @@ class _MemoryUse:
     def settle(self, r: int, d: int, there: Sequence[dict[int, float]]) -> None:
         """Add a cluster placed on `d`, and free the values that nothing reads after it."""
         instance = self.instance
-        for storage, nbytes in instance.kept[r]:
-            if storage not in self.kept[d]:
-                self.kept[d].add(storage)
+        for storage, nbytes in instance.resident[r]:
+            if storage not in self.stored[d]:
+                self.stored[d].add(storage)
                 self.used[d] += nbytes
         for v in instance.makes[r]:
             self.used[d] += instance.bytes[v]
@@ -98,8 +98,8 @@ def follow_data(instance: Instance, room: float = 1.0) -> Schedule:
 
     def choose(r: int, able: Sequence[int], there: Sequence[dict[int, float]]) -> int:
         nonlocal last, current
-        made = [v for v in instance.reads[r] if instance.maker[v] >= 0]
-        near = {d: sum(instance.bytes[v] for v in made if d in there[v]) for d in able}
+        computed = [v for v in instance.reads[r] if instance.maker[v] >= 0]
+        near = {d: sum(instance.bytes[v] for v in computed if d in there[v]) for d in able}
         nearest = max(able, key=lambda d: (near[d], d == last, -d))
         if not near[nearest]:
             free = [d for d in able if space.used[d] + space.need(r, d, there) <= room * space.caps[d]]

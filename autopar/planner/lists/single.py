@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ...ir.costed import CostedGraph
-from ...ir.device import Device, Link
 from ...ir.graph import Graph
 from ...ir.machine import Machine
 from ..candidates import Race
@@ -54,25 +53,9 @@ def _alone(costed: CostedGraph, device: str) -> float | None:
 def seconds_moved(graph: Graph, machine: Machine, price: Price) -> tuple[tuple[str, float | None], ...]:
     """Return, for each device, the seconds of a call after `model.to(device)`; None if it cannot run or does not fit.
 
-    State stays on the device. Each input comes from its place once, and each output returns once. Equal
-    devices are computed once.
+    State stays on the device. Each input comes from its place once, and each output returns once.
     """
     free = replace(
         graph, tasks=tuple(replace(task, home=False) if task.home else task for task in graph.tasks)
     )
-    known: dict[tuple[Device, tuple[Link, ...], bool], float | None] = {}
-    spans = []
-    for device in machine.devices:
-        links = (link for link in machine.links if machine.host in (link.src, link.dst))
-        own = (_blank(link, device.name) for link in links if device.name in (link.src, link.dst))
-        key = replace(device, name=""), tuple(own), device.name == machine.host
-        if key not in known:
-            known[key] = _alone(price(free, device.name), device.name)
-        spans.append((device.name, known[key]))
-    return tuple(spans)
-
-
-def _blank(link: Link, device: str) -> Link:
-    """Return a link without its bus and the name of one end."""
-    src, dst = (("" if end == device else end) for end in (link.src, link.dst))
-    return replace(link, src=src, dst=dst, wire=None)
+    return tuple((name, _alone(price(free, name), name)) for name in machine.device)

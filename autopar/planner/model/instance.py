@@ -48,7 +48,7 @@ class Instance:
         sooner[r]: predecessors whose values it does not read
         allowed[r]: devices that can run it and the rest of its colocate group, with routes for its values
         group[r]: int, -1 for none; members[g] are the clusters of group g
-        kept[r]: (storage, bytes) of resident state
+        resident[r]: (storage, bytes) of resident state
 
     Of value v:
         bytes[v]: int
@@ -63,7 +63,7 @@ class Instance:
     Of devices s and d:
         lane_names[d], widths[d]: its compute lanes, and their number
         caps[d]: int, bytes, or None
-        given[d]: bytes of each storage that exists before the call
+        initial[d]: bytes of each storage that exists before the call
         route[s][d]: hops, None without a route
         latency[s][d], s_per_byte[s][d]: float, of the whole route, inf and 0 without one
 
@@ -88,9 +88,9 @@ class Instance:
         self.workspace = [cluster.workspace_bytes for cluster in costed.clusters]
 
         # Values that clusters make come first.
-        made = (name for cluster in costed.clusters for name in cluster.makes)
-        given = (name for cluster in costed.clusters for name in cluster.reads if name not in resident)
-        self.values = [*dict.fromkeys((*made, *given, *(name for name, _ in costed.deliver)))]
+        outputs = (name for cluster in costed.clusters for name in cluster.makes)
+        inputs = (name for cluster in costed.clusters for name in cluster.reads if name not in resident)
+        self.values = [*dict.fromkeys((*outputs, *inputs, *(name for name, _ in costed.deliver)))]
         self.value = {name: v for v, name in enumerate(self.values)}
         self.bytes = [graph.value[name].bytes for name in self.values]
         self.makes = [tuple(self.value[name] for name in cluster.makes) for cluster in costed.clusters]
@@ -105,18 +105,18 @@ class Instance:
         self.stays = [name in graph.refreshed for name in self.values]
         self.holders: dict[str, list[int]] = {}
         self.reads: list[tuple[int, ...]] = []
-        self.kept: list[tuple[tuple[str, int], ...]] = []
+        self.resident: list[tuple[tuple[str, int], ...]] = []
         for r, cluster in enumerate(costed.clusters):
             self.reads.append(tuple(self.value[name] for name in cluster.reads if name not in resident))
             for v in self.reads[r]:
                 self.readers[v].append(r)
-            kept: dict[str, int] = {}
+            storages: dict[str, int] = {}
             for name in cluster.reads:
                 if name in resident:
                     storage, nbytes = graph.copies[name]
-                    kept[storage] = max(kept.get(storage, 0), nbytes)
+                    storages[storage] = max(storages.get(storage, 0), nbytes)
                     self.holders.setdefault(name, []).append(r)
-            self.kept.append(tuple(kept.items()))
+            self.resident.append(tuple(storages.items()))
         for name, device in costed.deliver:
             wanted = self.deliver[self.value[name]]
             if device and index[device] not in wanted:
@@ -146,10 +146,10 @@ class Instance:
                 up = next((read for read in inputs if graph.value[read].storage == value.storage), None)
                 if up is not None:
                     self.views[value.name] = up
-        self.given: list[dict[str, int]] = [{} for _ in self.devices]
+        self.initial: list[dict[str, int]] = [{} for _ in self.devices]
         for name in (*graph.inputs, *graph.state):
             if home := costed.home.get(name, costed.machine.host):
-                here, value = self.given[costed.index.get(home, 0)], graph.value[name]
+                here, value = self.initial[costed.index.get(home, 0)], graph.value[name]
                 here[value.storage] = max(here.get(value.storage, 0), value.bytes)
                 if value.slice:
                     # Other devices hold a replica of the slice; at home it is part of its parameter.
@@ -204,8 +204,8 @@ class Instance:
     def room(self) -> list[float]:
         """Return the bytes that each device has for values made in the call, and for inputs if these are consumed;
         inf without a cap."""
-        held = [0 if self.costed.consumed else sum(given.values()) for given in self.given]
-        return [math.inf if cap is None else cap - own for cap, own in zip(self.caps, held)]
+        held = [0 if self.costed.consumed else sum(storages.values()) for storages in self.initial]
+        return [math.inf if cap is None else cap - used for cap, used in zip(self.caps, held)]
 
     def together(self, cluster: int) -> Sequence[int]:
         """Return the colocate group of a cluster, or the cluster alone."""
@@ -283,15 +283,15 @@ def _narrow(instance: Instance) -> list[tuple[int, ...]]:
 
     def keep(v: int, r: int, devices: int) -> bool:
         """Restrict cluster r, maker or reader of v, to these devices; return True if that removes any."""
-        own = leader[r]
-        if not left[own] & ~devices:
+        first = leader[r]
+        if not left[first] & ~devices:
             return False
-        if not left[own] & devices:
+        if not left[first] & devices:
             raise PlanError(
                 f"no link, nor two in a row, brings {instance.values[v]!r} to or from {instance.names[r]!r} on "
                 f"{instance.where(r)}, wherever else it is made or read; add a link"
             )
-        left[own] &= devices
+        left[first] &= devices
         return True
 
     values = range(len(instance.values))
@@ -302,22 +302,22 @@ def _narrow(instance: Instance) -> list[tuple[int, ...]]:
                     f"no link, nor two in a row, brings {instance.values[v]!r} from {instance.devices[home]} to "
                     f"{instance.devices[d]} for its delivery; add a link"
                 )
-    found = True
-    while found:
-        found = False
+    changed = True
+    while changed:
+        changed = False
         for v in values:
             m = instance.maker[v]
             for r in instance.readers[v]:
                 sources = 1 << instance.home[v] if m < 0 else left[leader[m]]
-                found |= keep(v, r, reached(sources))
+                changed |= keep(v, r, reached(sources))
         for v in reversed(values):
             m = instance.maker[v]
             for target in (
                 *(left[leader[r]] for r in instance.readers[v]),
                 *(1 << d for d in instance.deliver[v]),
             ):
-                found |= m >= 0 and keep(v, m, reaching(target))
+                changed |= m >= 0 and keep(v, m, reaching(target))
     known: dict[int, tuple[int, ...]] = {}
     for devices in left:
         known.setdefault(devices, tuple(d for d in every if devices >> d & 1))
-    return [known[left[own]] for own in leader]
+    return [known[left[r]] for r in leader]

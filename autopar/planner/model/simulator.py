@@ -57,7 +57,7 @@ def in_order(
     return Schedule(
         policy,
         {lane: tuple(names) for lane, names in lanes.items()},
-        {lane: tuple(own) for lane, own in copies.items()},
+        {lane: tuple(moved) for lane, moved in copies.items()},
     )
 
 
@@ -192,15 +192,15 @@ class Simulation:
             for hop in hops:
                 if hop.dst not in arrival:
                     step = arrival[hop.dst] = len(waiting)
-                    made = [arrival[hop.src]] if arrival[hop.src] >= 0 else []
-                    for p in made:
+                    maker_steps = [arrival[hop.src]] if arrival[hop.src] >= 0 else []
+                    for p in maker_steps:
                         later = waiting[p]
                         if isinstance(later, tuple):
                             waiting[p] = later = [*later]
                         later.append(step)
                     self.moves.append((v, hop))
                     waiting.append([])
-                    missing.append(len(made))
+                    missing.append(len(maker_steps))
         first = instance.clusters
         for r in instance.readers[v]:
             step = arrival[device[r]]
@@ -252,15 +252,15 @@ class Simulation:
         """Return the resources that each step acquires, in order: copy queues, then buses, then the host."""
         instance = self.instance
         queues, host = len(instance.copy_lanes), len(instance.copy_lanes) + instance.wires
-        found: list[tuple[int, ...]] = [(host,) if dispatch > 0 else () for dispatch in instance.dispatch]
+        needs: list[tuple[int, ...]] = [(host,) if dispatch > 0 else () for dispatch in instance.dispatch]
         of: dict[tuple[int, int], tuple[int, ...]] = {}
         for _, hop in self.moves:
             key = hop.lane, hop.wire
             if key not in of:
                 free = hop.lane >= 0 and self.copies[hop.lane] is None
                 of[key] = (hop.lane,) * free + (queues + hop.wire,) * (hop.wire >= 0)
-            found.append(of[key])
-        return found
+            needs.append(of[key])
+        return needs
 
     def _times(self) -> None:
         """Compute all times. Raises PlanError for a deadlock. O((V + E) log V) for V steps, O(V + E) without
@@ -293,26 +293,26 @@ class Simulation:
                 time, step, got = heappop(asking)
                 needs = resources[step]
                 if got < len(needs):
-                    own = needs[got]
-                    if held[own]:
-                        line[own].append((step, got))
+                    resource = needs[got]
+                    if held[resource]:
+                        line[resource].append((step, got))
                         continue
-                    if free[own] > time:
-                        time = free[own]
+                    if free[resource] > time:
+                        time = free[resource]
                     if got + 1 < len(needs):
-                        held[own] = True
+                        held[resource] = True
                         heappush(asking, (time, step, got + 1))
                         continue
             start[step] = time
             end[step] = ended = time + duration[step]
             turn[step] = finished
             finished += 1
-            for own in needs:
-                free[own] = ended if step >= first else time + self.instance.dispatch[step]
-                held[own] = bool(line[own])
-                if line[own]:
-                    other, got = line[own].popleft()
-                    heappush(asking, (free[own], other, got + 1))
+            for resource in needs:
+                free[resource] = ended if step >= first else time + self.instance.dispatch[step]
+                held[resource] = bool(line[resource])
+                if line[resource]:
+                    other, got = line[resource].popleft()
+                    heappush(asking, (free[resource], other, got + 1))
             later = behind[step]
             if later >= 0:
                 clear[later] = ended

@@ -65,22 +65,10 @@ class Slots:
             del starts[gap], ends[gap]
 
 
-def find_both(first: Slots, first_s: float, second: Slots, second_s: float, ready: float) -> float:
-    """Return the earliest start ≥ `ready` at which two resources are both free, for their own lengths."""
-    start = first.find(ready, first_s)
+def find_all(resources: Sequence[tuple[Slots, float]], ready: float) -> float:
+    """Return the earliest start ≥ `ready` at which each resource is free for its own length in seconds."""
     while True:
-        later = second.find(start, second_s)
-        if later == start:
-            return start
-        start = first.find(later, first_s)
-        if start == later:
-            return start
-
-
-def find_all(queues: Sequence[Slots], length: float, ready: float) -> float:
-    """Return the earliest start ≥ `ready` with `length` free seconds on all queues."""
-    while True:
-        start = max((queue.find(ready, length) for queue in queues), default=ready)
+        start = max((slots.find(ready, length) for slots, length in resources), default=ready)
         if start == ready:
             return start
         ready = start

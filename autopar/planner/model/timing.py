@@ -52,14 +52,14 @@ def timing(simulation: Simulation) -> Plan:
 def _residency(simulation: Simulation) -> tuple[tuple[str, str], ...]:
     """Return (state, device) for each device with resident state, its home included, in graph order."""
     instance, costed = simulation.instance, simulation.instance.costed
-    found: dict[str, dict[int, None]] = {
+    holders: dict[str, dict[int, None]] = {
         name: {} for name in costed.graph.state if name in costed.graph.resident
     }
     for r, cluster in enumerate(costed.clusters):
         for name in cluster.reads:
-            if name in found:
-                found[name][simulation.device[r]] = None
-    return tuple((name, instance.devices[d]) for name, devices in found.items() for d in sorted(devices))
+            if name in holders:
+                holders[name][simulation.device[r]] = None
+    return tuple((name, instance.devices[d]) for name, devices in holders.items() for d in sorted(devices))
 
 
 def memory(simulation: Simulation) -> tuple[Memory, ...]:
@@ -86,12 +86,12 @@ def memory(simulation: Simulation) -> tuple[Memory, ...]:
         at[start] = at.get(start, 0) + count
         if end < math.inf:
             at[end] = at.get(end, 0) - count
-    found = []
+    usage = []
     for place, at in zip(instance.costed.machine.devices, changes):
         times = sorted(at)
         levels = map(_number, accumulate(map(at.__getitem__, times)))
-        found.append(Memory(place.name, tuple(zip(times, levels)), place.memory_bytes))
-    return tuple(found)
+        usage.append(Memory(place.name, tuple(zip(times, levels)), place.memory_bytes))
+    return tuple(usage)
 
 
 def _number(exact: Any) -> Any:
@@ -123,20 +123,20 @@ def _spans(simulation: Simulation) -> Iterator[tuple[int, float, float, int]]:
             whole = 0 if name in graph.producer else graph.value[value.storage].bytes
             alive[key] = [since, until, max(value.bytes, whole)]
 
-    given = 0.0 if costed.consumed else math.inf
-    for d, storages in enumerate(instance.given):
+    freed = 0.0 if costed.consumed else math.inf
+    for d, storages in enumerate(instance.initial):
         for storage, nbytes in storages.items():
-            alive[storage, d] = [0.0, given, nbytes]
+            alive[storage, d] = [0.0, freed, nbytes]
     for name in (*graph.inputs, *graph.state):
         where = costed.home.get(name, costed.machine.host)
         if where:
             home = costed.index.get(where, 0)
             roots[name, home] = (graph.value[name].storage, home)
-    for r, kept in enumerate(instance.kept):
-        for storage, nbytes in kept:
+    for r, resident in enumerate(instance.resident):
+        for storage, nbytes in resident:
             span = alive.setdefault((storage, device[r]), [0.0, math.inf, nbytes])
             span[1] = math.inf
-            if storage not in instance.given[device[r]]:
+            if storage not in instance.initial[device[r]]:
                 span[2] = max(span[2], nbytes)
         for name in costed.clusters[r].reads if instance.holders else ():
             if name in costed.graph.resident:
@@ -158,11 +158,11 @@ def _spans(simulation: Simulation) -> Iterator[tuple[int, float, float, int]]:
             else:
                 alive[names[v], d] = [simulation.start[r], until, instance.bytes[v]]
         for v in instance.reads[r]:
-            own = None if instance.views else alive.get((names[v], d))
-            if own is None:
+            span_here = None if instance.views else alive.get((names[v], d))
+            if span_here is None:
                 hold(v, d, until, until)
-            elif until > own[1]:
-                own[1] = until
+            elif until > span_here[1]:
+                span_here[1] = until
     for step, (v, hop) in enumerate(simulation.moves, first):
         hold(v, hop.src, ended[step], ended[step])
     for v, readers in enumerate(instance.carry):

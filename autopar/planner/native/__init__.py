@@ -33,7 +33,7 @@ def _in_clone(here: Path) -> bool:
     return (here.parents[2] / "pyproject.toml").exists()
 
 
-def _said(library: ctypes.CDLL | None, about: str, here: Path) -> str:
+def _status(library: ctypes.CDLL | None, about: str, here: Path) -> str:
     """Return one line on the search in use, with the command to build the native one if it is missing."""
     if library:
         return f"native search: {about}"
@@ -48,7 +48,7 @@ def _said(library: ctypes.CDLL | None, about: str, here: Path) -> str:
 
 LIBRARY, _ABOUT = _loaded(HERE)
 """The native search; None if it is not built or does not load."""
-TOLD = _said(LIBRARY, _ABOUT, HERE)
+STATUS = _status(LIBRARY, _ABOUT, HERE)
 
 
 def searches() -> bool:
@@ -60,4 +60,4 @@ def searches() -> bool:
 
 @functools.cache
 def _warn() -> None:
-    log.warning(TOLD)
+    log.warning(STATUS)

@@ -80,7 +80,7 @@ class Chain:
             Unit(f"layer{i}", (RowCost(1e-5, 1e-6),), (RowCost(2e-5, 2e-6),), ((f"layer{i}.weight", 4096),),
                  saved_bytes=256, crossing_bytes=256)
             for i in range(12)
-        )).check()
+        ))
     """
 
     name: str
@@ -88,30 +88,6 @@ class Chain:
     units: tuple[Unit, ...]
     scratch_bytes: float = 0.0
     added_bytes_per_s: tuple[float, ...] = (math.inf,)
-
-    def check(self) -> Chain:
-        """Return self, or raise PlanError with the first invalid unit."""
-        if not self.units or not self.kinds:
-            raise PlanError(f"the chain {self.name!r} needs one unit and one kind of process at least")
-        if len(self.added_bytes_per_s) not in (1, len(self.kinds)) or min(self.added_bytes_per_s) <= 0:
-            raise PlanError(
-                f"added_bytes_per_s is {self.added_bytes_per_s}; give a number above 0 for each of "
-                f"{', '.join(self.kinds)}"
-            )
-        for unit in self.units:
-            for word, costs in (("forward", unit.forward), ("backward", unit.backward)):
-                if len(costs) not in (1, len(self.kinds)):
-                    raise PlanError(
-                        f"{word} of unit {unit.name!r} has {len(costs)} costs; give one for each of "
-                        f"{', '.join(self.kinds)}"
-                    )
-                if any(not (0 <= figure < float("inf")) for cost in costs for figure in cost):
-                    raise PlanError(f"{word} of unit {unit.name!r} is {costs}; give seconds from 0")
-            if min(unit.buffer_bytes, unit.saved_bytes, unit.crossing_bytes, *_bytes(unit), 0) < 0:
-                raise PlanError(f"unit {unit.name!r} has bytes below 0")
-            if not 0 <= unit.weight_share <= 1:
-                raise PlanError(f"weight_share of unit {unit.name!r} is {unit.weight_share}; give 0 to 1")
-        return self
 
     @property
     def most_stages(self) -> int:
@@ -137,8 +113,8 @@ class Chain:
         costs = {"forward": forward, "backward": backward, "weight": backward * shares[:, None, None]}
         none = np.zeros((count, 1, 2))
         return {
-            word: np.concatenate((none, own.transpose(1, 0, 2).cumsum(axis=1)), axis=1)
-            for word, own in costs.items()
+            word: np.concatenate((none, sums.transpose(1, 0, 2).cumsum(axis=1)), axis=1)
+            for word, sums in costs.items()
         }
 
     def upto(self, what: str, kind: int, rows: float, micro_batches: int = 1) -> Numbers:
@@ -148,11 +124,11 @@ class Chain:
         key = what, kind, rows, micro_batches
         if key not in self._known:
             sums = self._costs[what][kind]
-            found = sums[:, 0] + sums[:, 1] * rows
+            prefix = sums[:, 0] + sums[:, 1] * rows
             if what != "forward" and micro_batches > 1:
                 rate = self.added_bytes_per_s[min(kind, len(self.added_bytes_per_s) - 1)]
-                found += self.weights / rate * (1 - 1 / micro_batches)
-            self._known[key] = found
+                prefix += self.weights / rate * (1 - 1 / micro_batches)
+            self._known[key] = prefix
         return self._known[key]
 
     @cached_property
@@ -177,12 +153,12 @@ class Chain:
     @cached_property
     def uses(self) -> list[tuple[int, NDArray[np.int64]]]:
         """Bytes of each parameter that several units read, and the number of these before each position."""
-        found = []
+        uses = []
         for nbytes, users in self.shared.values():
             counts = np.zeros(len(self.units) + 1, np.int64)
             np.add.at(counts, [user + 1 for user in users], 1)
-            found.append((nbytes, np.cumsum(counts)))
-        return found
+            uses.append((nbytes, np.cumsum(counts)))
+        return uses
 
     @cached_property
     def buffers(self) -> NDArray[np.int64]:
@@ -227,19 +203,19 @@ def recomputed(chain: Chain) -> Chain:
     units: list[Unit] = []
     scratch, before = chain.scratch_bytes, 0.0
     for block, members in groupby(chain.units, key=lambda unit: unit.block):
-        own = list(members)
+        layer = list(members)
         if block:
-            scratch = max(scratch, sum(unit.saved_bytes for unit in own))
-            for number, unit in enumerate(own):
+            scratch = max(scratch, sum(unit.saved_bytes for unit in layer))
+            for number, unit in enumerate(layer):
                 count = max(len(unit.backward), len(unit.forward))
                 again = zip(_each(unit.backward, count), _each(unit.forward, count))
                 both = tuple(backward.plus(forward) for backward, forward in again)
-                kept = 0.0 if number else before
+                saved = 0.0 if number else before
                 share = unit.weight_share * _share(unit.backward, both)
-                units.append(replace(unit, backward=both, saved_bytes=kept, weight_share=share))
+                units.append(replace(unit, backward=both, saved_bytes=saved, weight_share=share))
         else:
-            units += own
-        before = own[-1].crossing_bytes
+            units += layer
+        before = layer[-1].crossing_bytes
     return replace(chain, units=tuple(units), scratch_bytes=scratch)
 
 

@@ -13,7 +13,7 @@ from itertools import count
 from ...errors import MemoryCapError, PlanError
 from ...ir.distribution import SCHEDULES, UNSHARDED, Distribution
 from ...ir.hosts import Hosts
-from ...system.process import uncollected
+from ...system.process import gc_paused
 from ...system.text import parse_bytes, seconds, size
 from .chain import Chain
 from .grid import Process, grids, processes
@@ -33,7 +33,7 @@ SHOWN = 40
 """Limit on the other plans that a distribution lists."""
 
 
-@uncollected()
+@gc_paused()
 def distribution(  # noqa: PLR0913 - what users may fix
     chain: Chain | Callable[[int], Chain],
     hosts: Hosts,
@@ -73,26 +73,28 @@ def distribution(  # noqa: PLR0913 - what users may fix
 
     Raises PlanError for impossible numbers, and if nothing is below `below`; MemoryCapError if nothing fits.
     """
-    found = processes(hosts) if members is None else members
+    group = processes(hosts) if members is None else members
     if memory is not None:
         cap = parse_bytes(memory)
-        found = [replace(process, memory_bytes=cap) for process in found]
+        group = [replace(process, memory_bytes=cap) for process in group]
     request = _Request(
         batch, objective, tuple(schedules), micro_batches, replicas, stages, rows, shard_replicas
     )
-    request.check(len(found))
-    priced = (lambda _: chain.check()) if isinstance(chain, Chain) else cache(chain)
-    each = rows or max(1, batch // len(found))
+    request.check(len(group))
+    priced = (lambda _: chain) if isinstance(chain, Chain) else cache(chain)
+    each = rows or max(1, batch // len(group))
     example = priced(each)
+    if not example.units:
+        raise PlanError(f"{example.name!r} computes nothing that could be planned")
     if (stages or 1) > len(example.units):
         raise PlanError(
             f"stages={stages} are more than the {len(example.units)} units of the model; give fewer"
         )
     total = {
         kind: sum(float(example.upto(word, example.kind(kind), each)[-1]) for word in ("forward", "backward"))
-        for kind in {process.kind for process in found}
+        for kind in {process.kind for process in group}
     }
-    fast_first = sorted(found, key=lambda process: total[process.kind])
+    fast_first = sorted(group, key=lambda process: total[process.kind])
     state = 2 + optimizer_bytes if request.trained else 1.0
     below = math.inf if below is None else below
     return _Search(priced, example, hosts, request, fast_first, state, below).run()
@@ -201,9 +203,13 @@ class _Search:
                 if step < self._limit:
                     self.best = step, item
                 continue
-            for found in self._cut(item):
-                least = self._least(found) if isinstance(found, Setup) else found.bound_s(self._period)
-                heapq.heappush(queue, (least, next(number), found))
+            for successor in self._cut(item):
+                least = (
+                    self._least(successor)
+                    if isinstance(successor, Setup)
+                    else successor.bound_s(self._period)
+                )
+                heapq.heappush(queue, (least, next(number), successor))
         if not self.best:
             if self.nearest is None or queue:
                 raise PlanError(
@@ -246,13 +252,13 @@ class _Search:
             self.tried.append((str(setup.option), None))
             yield from self._sharded(setup)
             return
-        found = dict.fromkeys([*self._balanced(setup), self._by_units(setup)])
-        quick = [Partition(setup, cuts) for cuts in found if not self._slow(setup, cuts)]
+        candidates = dict.fromkeys([*self._balanced(setup), self._by_units(setup)])
+        quick = [Partition(setup, cuts) for cuts in candidates if not self._slow(setup, cuts)]
         fitting = [partition for partition in quick if self._fits(partition)]
         yield from fitting
         if len(fitting) < len(quick):
             yield from self._sharded(setup)
-        if not found or (not fitting and len(quick) == len(found)):
+        if not candidates or (not fitting and len(quick) == len(candidates)):
             self.tried.append((str(setup.option), None))
 
     def _sharded(self, setup: Setup) -> Iterator[Setup]:

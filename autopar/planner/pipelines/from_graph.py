@@ -28,7 +28,7 @@ def chain_of(
     units = builder.units()
     for path, count in (repeats or {}).items():
         units = _repeated(units, path, count)
-    return Chain(graph.name, tuple(kinds), tuple(units)).check()
+    return Chain(graph.name, tuple(kinds), tuple(units))
 
 
 class _Builder:
@@ -40,7 +40,7 @@ class _Builder:
         self.drafts: list[Unit] = []
         self.of_weights: list[float] = []
         # By storage of the forward, the unit that makes it and the last one that reads it.
-        self.made: dict[str, int] = {}
+        self.makers: dict[str, int] = {}
         self.ends: dict[str, int] = {}
         self.saved: set[str] = set()
         # Values that tensor parallelism divides.
@@ -69,10 +69,10 @@ class _Builder:
         self.last = number
         self.module[task.module] = number
         for value in task.inputs:
-            if self._storage(value) in self.made:
+            if self._storage(value) in self.makers:
                 self.ends[self._storage(value)] = number
         for value in task.outputs:
-            self.made.setdefault(self._storage(value), number)
+            self.makers.setdefault(self._storage(value), number)
 
     def _unit(self, task: Task) -> Unit:
         """Return the unit of a task, still without its backward, saved bytes and crossing bytes."""
@@ -118,11 +118,11 @@ class _Builder:
     def _backward(self, task: Task) -> None:
         number = self.module.get(task.module, self.last) if task.module else self.last
         self.last = number
-        self.saved.update(self._storage(value) for value in task.inputs if self._storage(value) in self.made)
+        self.saved |= {self._storage(value) for value in task.inputs} & self.makers.keys()
         if task.free:
             return
         unit, costs = self.drafts[number], self.price(task)
-        both = tuple(so_far.plus(own) for so_far, own in zip(unit.backward, costs))
+        both = tuple(so_far.plus(cost) for so_far, cost in zip(unit.backward, costs))
         self.drafts[number] = replace(unit, backward=both)
         if any(value in self.gradients for value in task.outputs):
             self.of_weights[number] += costs[0].seconds(self.rows)
@@ -130,18 +130,18 @@ class _Builder:
     def units(self) -> list[Unit]:
         """Return all units."""
         saved, crossing = [0.0] * len(self.drafts), [0.0] * len(self.drafts)
-        for storage, number in self.made.items():
+        for storage, number in self.makers.items():
             nbytes = self.graph.value[storage].bytes / self.rows
             if storage in self.saved:
                 saved[number] += nbytes
             for at in range(number, self.ends.get(storage, number)):
                 crossing[at] += nbytes
-        found = []
-        for unit, kept, crosses, of_weights in zip(self.drafts, saved, crossing, self.of_weights):
+        units = []
+        for unit, keeps, crosses, of_weights in zip(self.drafts, saved, crossing, self.of_weights):
             total = unit.backward[0].seconds(self.rows)
             share = min(1.0, of_weights / total) if total else 0.5
-            found.append(replace(unit, saved_bytes=kept, crossing_bytes=crosses, weight_share=share))
-        return found
+            units.append(replace(unit, saved_bytes=keeps, crossing_bytes=crosses, weight_share=share))
+        return units
 
 
 def _repeated(units: Sequence[Unit], path: str, count: int) -> list[Unit]:

@@ -50,16 +50,16 @@ def processes(
     tensor parallelism), or for its CPU if it has none; a remainder is unused. Raises DeviceError if no host has that
     many accelerators.
     """
-    found: list[Process] = []
+    members: list[Process] = []
     kinds: dict[Hashable, str] = {}
     for host in hosts.hosts:
         for like, process in _of(host, each, group):
-            found.append(replace(process, kind=kinds.setdefault(like, process.name)))
-    if not found:
+            members.append(replace(process, kind=kinds.setdefault(like, process.name)))
+    if not members:
         raise DeviceError(
             f"no host has {group} accelerators; give a smaller group, or hosts with more of them"
         )
-    return tuple(found)
+    return tuple(members)
 
 
 def _of(host: Host, each: str, group: int) -> Iterator[tuple[Hashable, Process]]:
@@ -146,8 +146,8 @@ class Grid:
         link, host = self.hosts.link(src.host, dst.host), self.hosts.host[src.host]
         if src.whole:
             return replace(link, bytes_per_s=link.bytes_per_s / flows, wire=f"{src.host} out")
-        own = len(src.devices)
-        rate = link.bytes_per_s * own / max(host.ports, flows * own)
+        used = len(src.devices)
+        rate = link.bytes_per_s * used / max(host.ports, flows * used)
         return replace(link, bytes_per_s=rate, wire=f"{src.host if host.ports == 1 else src.name} out")
 
     def reduce_s(self, position: int, nbytes: float, backward_s: float) -> float:

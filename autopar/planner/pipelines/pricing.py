@@ -51,7 +51,7 @@ class _Cutting:
 
     def less(self, nbytes: Sequence[float]) -> _Cutting:
         """Return the problem with caps reduced by `nbytes` for each stage."""
-        caps = [None if cap is None else cap - own for cap, own in zip(self.caps, nbytes)]
+        caps = [None if cap is None else cap - cut for cap, cut in zip(self.caps, nbytes)]
         return replace(self, caps=caps)
 
     def least_bottleneck(self) -> list[int] | None:
@@ -197,10 +197,10 @@ class Partition:
     def stages(self) -> tuple[Stage, ...]:
         """Stages with their figures for one micro-batch."""
         setup, chain, rows = self.setup, self.setup.chain, self.setup.option.rows
-        found = []
+        stages = []
         for number, (first, stop) in enumerate(zip(self.cuts, self.cuts[1:])):
             kind = setup.kinds[number % setup.option.positions]
-            found.append(
+            stages.append(
                 Stage(
                     first, stop, self._seconds("forward", kind, first, stop),
                     self._seconds("backward", kind, first, stop) if setup.option.trained else 0.0,
@@ -210,7 +210,7 @@ class Partition:
                     setup.groups(first, stop) if setup.option.sharded else (),
                 )
             )  # fmt: skip
-        return tuple(found)
+        return tuple(stages)
 
     def _seconds(self, what: str, kind: int, first: int, stop: int) -> float:
         upto = self.setup.upto(what, kind)
@@ -233,11 +233,11 @@ class Partition:
     @cached_property
     def ties(self) -> tuple[tuple[tuple[int, ...], int], ...]:
         """(stages, bytes) of each parameter that several stages share."""
-        found = [
+        ties = [
             (tuple(dict.fromkeys(bisect_right(self.cuts, user) - 1 for user in users)), nbytes)
             for nbytes, users in self.setup.chain.shared.values()
         ]
-        return tuple((on, nbytes) for on, nbytes in found if len(on) > 1)
+        return tuple((on, nbytes) for on, nbytes in ties if len(on) > 1)
 
     @cached_property
     def memory(self) -> tuple[int, ...]:
@@ -246,14 +246,14 @@ class Partition:
 
     def _held(self, position: int) -> int:
         chain, option = self.setup.chain, self.setup.option
-        own = self.stages[position :: option.positions]
+        stages = self.stages[position :: option.positions]
         state, moving, gathered = option.rows * chain.scratch_bytes, 0, 0
-        for stage in own:
+        for stage in stages:
             weights = chain.weight_bytes(stage.first, stage.stop)
             state += self.setup.state * weights + chain.buffer_bytes(stage.first, stage.stop)
             gathered = max(gathered, self._gathered(stage))
             moving = max(moving, stage.bytes_out + round(float(chain.crossing[stage.first]) * option.rows))
-        saved = self.setup.live(position) @ np.array([stage.saved_bytes for stage in own])
+        saved = self.setup.live(position) @ np.array([stage.saved_bytes for stage in stages])
         return round(state) + moving + gathered + int(saved.max())
 
     def _gathered(self, stage: Stage) -> int:
@@ -300,18 +300,18 @@ class Partition:
         if period:
             return max(self.ideal_s, m * max(links, default=0.0))
         back = "I" if option.schedule == "zero-bubble" and count > 1 else "B"
-        reduced = [max(own["sum"] for own in passes[at::count]) for at in range(count)]
-        head = tail = found = 0.0
+        reduced = [max(stage["sum"] for stage in passes[at::count]) for at in range(count)]
+        head = tail = bound = 0.0
         for at in range(count):
-            work = m * sum(own["F"] + own["B"] for own in passes[at::count])
+            work = m * sum(stage["F"] + stage["B"] for stage in passes[at::count])
             end = work + (reduced[at] if back == "B" or not at else 0.0)
             if back == "B":
                 end = max(end, work + tail + reduced[0])
-            found = max(found, head + end)
+            bound = max(bound, head + end)
             if at + 1 < count:
                 head += passes[at]["F"] + links[at]
                 tail += passes[at][back] if option.trained else 0.0
-        return found
+        return bound
 
     def step_s(self, period: bool) -> float:
         """Return the simulated seconds of a step; with `period`, of one of many successive steps."""

@@ -19,7 +19,6 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import PlanError
 from ...ir.costed import Cluster, CostedGraph
 from ...ir.distribution import SCHEDULES, Distribution, Stage
 from ...ir.graph import Graph, Ref, Task, Value
@@ -95,11 +94,8 @@ def refusal(schedule: str, positions: int, chunks: int, micro_batches: int) -> s
 def orders(schedule: str, positions: int, chunks: int, micro_batches: int) -> list[list[Action]]:
     """Return the actions of each of `positions` processes with `chunks` stages each: stage s is at s modulo positions.
 
-    Raises PlanError for numbers that the schedule does not support. O(positions × chunks × micro_batches).
+    The schedule must support these numbers (`refusal`). O(positions × chunks × micro_batches).
     """
-    wrong = refusal(schedule, positions, chunks, micro_batches)
-    if wrong:
-        raise PlanError(wrong)
     if schedule == "gpipe":
         return [
             [(what, stage, m) for what in "FB" for m in range(micro_batches)] for stage in range(positions)
@@ -193,7 +189,7 @@ def passes_of(
 
     `weights`: bytes of each stage. `shares`: share of its backward for weight gradients.
     """
-    found = []
+    passes = []
     sent = (0, *(stage.bytes_out for stage in stages))
     for number, (stage, nbytes, share) in enumerate(zip(stages, weights, shares)):
         position = number % option.positions
@@ -205,12 +201,12 @@ def passes_of(
         of_weights = share * backward_s if number else backward_s
         messages_s = grid.message_s(position, sent[number]) + grid.message_s(position, sent[number + 1])
         last_s = of_weights if option.schedule == "zero-bubble" else backward_s
-        found.append({
+        passes.append({
             "F": forward_s + messages_s, "B": backward_s + messages_s,
             "W": of_weights, "I": backward_s - of_weights + messages_s,
             "sum": grid.reduce_s(position, nbytes, last_s) if option.trained and not groups else 0.0,
         })  # fmt: skip
-    return found
+    return passes
 
 
 def simulate(
@@ -254,14 +250,14 @@ def simulate(
             name = f"{stage}{what}{m}"
             add(name, f"{at}/0", timed[stage][what], reads, makes, nbytes)
             last[stage] = name
-    own = [((stage,), each["sum"]) for stage, each in enumerate(passes)]
+    stage_sums = [((stage,), each["sum"]) for stage, each in enumerate(passes)]
     parts = option.replicas if option.sharded else 1
     tied = [
         (of, grid.tie_s([stage % positions for stage in of], nbytes / parts))
         for of, nbytes in (ties if option.trained else ())
     ]
     # The last stages finish their backward first.
-    for number, (of, seconds) in enumerate(each for each in (*reversed(own), *tied) if each[1] > 0):
+    for number, (of, seconds) in enumerate(each for each in (*reversed(stage_sums), *tied) if each[1] > 0):
         add(f"sum{number}", f"{of[0] % positions}/1", (seconds,) * positions, (), "", 0,
             tuple(last[stage] for stage in of))  # fmt: skip
     graph = Graph("pipeline", tuple(values), tuple(tasks), (), (), ())
@@ -285,14 +281,14 @@ def predicted(plan: Distribution) -> Timeline:
     )  # fmt: skip
     weights = [stage.state_bytes for stage in plan.stages]
     passes = passes_of(grid, option, plan.stages, weights, [HALF] * len(weights))
-    found = timing(simulate(grid, option, plan.stages, passes, plan.ties))
+    step_plan = timing(simulate(grid, option, plan.stages, passes, plan.ties))
     names = plan.ranks[0]
     spans = []
-    for step in found.placed:
+    for step in step_plan.placed:
         name, phase = names[int(step.device)], _phase(step.cluster)
         lane = f"{name}/{'sums' if phase == 'update' else '0'}"
         spans.append(Span(lane, name, "compute", step.cluster, step.start, step.end, phase=phase))
-    for move in found.transfers:
+    for move in step_plan.transfers:
         src, dst = names[int(move.src)], names[int(move.dst)]
         spans.append(Span(f"{src}/to {dst}", src, "copy", move.value, move.start, move.end, src=src, dst=dst,
                           bytes=move.bytes, ready=move.ready))  # fmt: skip
@@ -300,7 +296,7 @@ def predicted(plan: Distribution) -> Timeline:
     lanes = sorted(
         {span.lane for span in spans}, key=lambda lane: (names.index(lane.rsplit("/", 1)[0]), lane)
     )
-    return Timeline(plan.model, tuple(lanes), tuple(spans), found.makespan, label="predicted")
+    return Timeline(plan.model, tuple(lanes), tuple(spans), step_plan.makespan, label="predicted")
 
 
 def grid_of(plan: Distribution) -> Grid:
@@ -316,7 +312,7 @@ def waits(plan: Distribution, spans: Iterable[Span]) -> dict[tuple[str, str], fl
     `spans` are those of `predicted`, of a job's timeline, or of merged timelines of several ranks.
     """
     last: dict[str, float] = {}
-    found: dict[tuple[str, str], float] = {}
+    gaps: dict[tuple[str, str], float] = {}
     for span in sorted(spans, key=lambda span: span.start):
         name = re.fullmatch(r"(\d+)([FBIW])(\d+)", span.name)
         if span.kind != "compute" or name is None:
@@ -328,9 +324,9 @@ def waits(plan: Distribution, spans: Iterable[Span]) -> dict[tuple[str, str], fl
         gap = span.start - last.get(span.device, 0.0)
         if gap > 0:
             key = (span.device, plan.ranks[0][plan.position(other)])
-            found[key] = found.get(key, 0.0) + gap
+            gaps[key] = gaps.get(key, 0.0) + gap
         last[span.device] = max(span.end, last.get(span.device, 0.0))
-    return found
+    return gaps
 
 
 def _phase(name: str) -> str:

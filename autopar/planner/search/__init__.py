@@ -97,12 +97,14 @@ def _arrays(instance: Instance) -> _Arrays:
                 hops.append((wire, queue, hop.dst, hop.latency_s, hop.s_per_byte))
             routes.append(hops)
     wires, queues, stops, latency, s_per_byte = [*zip(*chain(*routes))] or [()] * 5
-    storages = {name: at for at, name in enumerate(dict.fromkeys(name for name, _ in chain(*instance.kept)))}
+    storages = {
+        name: at for at, name in enumerate(dict.fromkeys(name for name, _ in chain(*instance.resident)))
+    }
     stored = np.zeros((len(storages), len(instance.devices)))
-    for name, nbytes in chain(*instance.kept):
+    for name, nbytes in chain(*instance.resident):
         stored[storages[name]] = np.maximum(stored[storages[name]], nbytes)
-    for d, given in enumerate(instance.given):
-        stored[[at for name, at in storages.items() if name in given], d] = 0.0
+    for d, initial in enumerate(instance.initial):
+        stored[[at for name, at in storages.items() if name in initial], d] = 0.0
     return _Arrays(
         instance,
         devices=len(instance.devices),
@@ -124,10 +126,10 @@ def _arrays(instance: Instance) -> _Arrays:
         # Values that exist before the call are read, but nothing else waits for them.
         later=[*inverse(instance.sooner), []],
         near=[dict.fromkeys((*earlier, *later)) for earlier, later in zip(instance.before, instance.after)],
-        waits=[len(reads) + len(own) for reads, own in zip(instance.reads, instance.sooner)],
-        keeps=[[storages[name] for name, _ in own] for own in instance.kept],
+        waits=[len(reads) + len(items) for reads, items in zip(instance.reads, instance.sooner)],
+        keeps=[[storages[name] for name, _ in items] for items in instance.resident],
         stored=stored,
-        size=[0 if name in instance.views else own for name, own in zip(instance.values, instance.bytes)],
+        size=[0 if name in instance.views else items for name, items in zip(instance.values, instance.bytes)],
         scratch=instance.workspace,
     )
 
@@ -157,11 +159,11 @@ class _List(ctypes.Structure):
     def holding(cls, listed: Listed) -> _List:
         """Return a structure that holds this list and has room for any other list of the problem."""
         count = listed.instance.clusters
-        own = cls((Int * count)(), listed.eager, (Float * count)())
-        for to, numbers in ((own.device, listed.device), (own.keys, listed.keys)):
+        structure = cls((Int * count)(), listed.eager, (Float * count)())
+        for to, numbers in ((structure.device, listed.device), (structure.keys, listed.keys)):
             np.ctypeslib.as_array(to, (len(numbers),))[:] = numbers
-        own.makespan, own.over = listed.makespan, listed.over
-        return own
+        structure.makespan, structure.over = listed.makespan, listed.over
+        return structure
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,12 +200,12 @@ def evaluate(instance: Instance, device: Sequence[int], keys: Sequence[float], e
     """
     assert native.LIBRARY
     listed = Listed(instance, device, keys, eager)
-    own = _List.holding(listed)
+    structure = _List.holding(listed)
     starts, ends = (np.empty(instance.clusters) for _ in range(2))
     lanes = np.empty(len(starts), dtype=np.int32)
     failed = native.LIBRARY.autopar_time(
         ctypes.byref(arrays(instance)),
-        ctypes.byref(own),
+        ctypes.byref(structure),
         starts.ctypes.data_as(Floats),
         ends.ctypes.data_as(Floats),
         lanes.ctypes.data_as(Ints),
@@ -214,8 +216,8 @@ def evaluate(instance: Instance, device: Sequence[int], keys: Sequence[float], e
         )
     return replace(
         listed,
-        makespan=own.makespan,
-        over=own.over,
+        makespan=structure.makespan,
+        over=structure.over,
         start=starts.tolist(),
         end=ends.tolist(),
         lane=lanes.tolist(),

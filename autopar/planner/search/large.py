@@ -73,11 +73,11 @@ def non_delay_list(instance: Instance, until: float) -> Schedule:
         order, tail = urgent_first(instance, 0.0), np.array(cost_to_go(instance))
         seconds = np.array(instance.seconds)
         spent = np.where(np.isfinite(seconds), seconds, 0.0)
-        for ahead, stay, own in NON_DELAY[:1] if instance.clusters >= MANY else NON_DELAY:
-            to_go = (ahead * tail + own * spent).tolist()
+        for ahead, stay, speed in NON_DELAY[:1] if instance.clusters >= MANY else NON_DELAY:
+            to_go = (ahead * tail + speed * spent).tolist()
             listed = evaluate(instance, *placed(instance, order, to_go, stay), eager=True)
             if listed.makespan < (best.makespan * (1 - SHORTER) if best else math.inf):
-                best, policy = listed, f"heft, weights {ahead:g} {stay:g} {own:g}, lanes kept busy"
+                best, policy = listed, f"heft, weights {ahead:g} {stay:g} {speed:g}, lanes kept busy"
             if time.monotonic() > until:
                 break
     # In every list, some value may have no route.

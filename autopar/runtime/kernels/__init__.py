@@ -30,6 +30,7 @@ def _converting(library: ModuleType) -> Library:
         any_size=True,
         model=library.model,
         load=library.load,
+        store=library.store,
     )
 
 

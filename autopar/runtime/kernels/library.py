@@ -46,7 +46,9 @@ class Library:
     """A library that compiles pieces.
 
     compiled: compiles a module of ATen calls for inputs like the examples, with torch's number of threads; None if
-        `model` and `load` do: the library's own file of a piece, and the kernel from it, in this or another process.
+        `model` and `load` do: the library's own form of a piece, and the kernel from it, in this or another process.
+    store: writes that form to files of this name, which `load` then takes instead: processes that load them share the
+        pages of the weights that the library maps.
     missing: why it cannot be used here, as one sentence, or "".
     keeps: True if a task can be part of a piece.
     folds: it copies the weights, as attributes of the module, into the kernel, in the fastest layout.
@@ -61,7 +63,8 @@ class Library:
     any_size: bool = False
     devices: frozenset[str] | None = frozenset({"cpu"})
     model: Callable[[fx.GraphModule, Examples], bytes] | None = None
-    load: Callable[[bytes, fx.GraphModule, Examples], Call] | None = None
+    load: Callable[[bytes | str, fx.GraphModule, Examples], Call] | None = None
+    store: Callable[[bytes, str], None] | None = None
 
     def build(self, module: fx.GraphModule, inputs: Examples) -> Call:
         """Compile a piece for inputs like the examples. Raises any error of the library."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
@@ -46,8 +47,16 @@ def model(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> bytes:
     return stored("onnxruntime", onnxruntime.__version__, module, inputs, lambda: _model(module, inputs))
 
 
-def load(data: bytes, module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Call:
-    """Load the `model` of a piece in a session of its own. Raises the library's errors."""
+def store(data: bytes, path: str) -> None:
+    """Write the `model` of a piece with its weights in a file of their own, which sessions map into memory."""
+    import onnx
+
+    model, weights = onnx.load_from_string(data), f"{os.path.basename(path)}.weights"
+    onnx.save_model(model, path, save_as_external_data=True, location=weights)
+
+
+def load(data: bytes | str, module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Call:
+    """Load the `model` of a piece, or the files of `store`, in a session of its own. Raises the library's errors."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

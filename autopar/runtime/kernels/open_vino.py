@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -45,8 +46,15 @@ def model(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> bytes:
     return stored("openvino", openvino.__version__, module, inputs, lambda: _saved(_model(module, inputs)))
 
 
-def load(data: bytes, module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Call:
-    """Compile the `model` of a piece for this processor. Raises the library's errors."""
+def store(data: bytes, path: str) -> None:
+    """Write the `model` of a piece as the two files that OpenVINO maps."""
+    graph, _, weights = data.partition(_END)
+    Path(f"{path}.xml").write_bytes(graph)
+    Path(f"{path}.bin").write_bytes(weights or _END)
+
+
+def load(data: bytes | str, module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Call:
+    """Compile the `model` of a piece, or the files of `store`, for this processor. Raises the library's errors."""
     import openvino
 
     settings = {
@@ -58,10 +66,13 @@ def load(data: bytes, module: fx.GraphModule, inputs: Sequence[torch.Tensor]) ->
         # With pinning, the models of all lanes would run on the first core.
         "ENABLE_CPU_PINNING": False,
     }
-    graph, _, weights = data.partition(_END)
     core = openvino.Core()
-    # OpenVINO takes no empty file.
-    network = core.read_model(graph, weights or _END)
+    if isinstance(data, str):
+        network = core.read_model(f"{data}.xml")
+    else:
+        graph, _, weights = data.partition(_END)
+        # OpenVINO takes no empty file.
+        network = core.read_model(graph, weights or _END)
     # The thread that compiles gets a stack for signals that is too small for Python's handlers: not this thread.
     with ThreadPoolExecutor(1) as other:
         compiled = other.submit(core.compile_model, network, "CPU", settings).result()

@@ -44,7 +44,7 @@ class HostLane:
         return f"move({source}, to_{target.type})"
 
     def call(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function that computes a task whose operator is `function`; other kinds of device replace it."""
+        """Return the function that computes a task whose operator is `function`; lanes of other kinds replace it."""
         return function
 
     def enter(self, stack: contextlib.ExitStack) -> None:

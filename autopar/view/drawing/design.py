@@ -183,10 +183,10 @@ class Names:
             differs.discard(frozenset())
             shown = set(range(len(parts)))
             self._short[path] = [path]
-            told = frozenset().union(*differs)
+            distinct = frozenset().union(*differs)
             last = len(parts) - 1
-            numbered = {at - 1 for at in told if parts[at].isdecimal()}
-            for at in sorted(shown, key=lambda at: (at in told, at in numbered, at == last, at)):
+            numbered = {at - 1 for at in distinct if parts[at].isdecimal()}
+            for at in sorted(shown, key=lambda at: (at in distinct, at in numbered, at == last, at)):
                 rest = shown - {at}
                 if rest and all(rest & each for each in differs):
                     shown = rest
@@ -205,5 +205,5 @@ def _replaced(forms: dict[str, str], path: re.Match[str]) -> str:
 
 def _elided(parts: Sequence[str], shown: set[int]) -> str:
     """Join the parts at the positions `shown`, with `…` for each row of others."""
-    runs = [(held, list(each)) for held, each in groupby(range(len(parts)), key=shown.__contains__)]
-    return "".join(".".join(parts[at] for at in run) if held else "…" for held, run in runs)
+    runs = [(visible, list(each)) for visible, each in groupby(range(len(parts)), key=shown.__contains__)]
+    return "".join(".".join(parts[at] for at in run) if visible else "…" for visible, run in runs)

@@ -54,10 +54,10 @@
     panel.classList.toggle("pinned", pinned);
     encircle(mark);
     if (!mark) return;
-    const held = document.getElementById("facts-" + mark.dataset.facts);
+    const facts = document.getElementById("facts-" + mark.dataset.facts);
     const body = panel.querySelector("div");
     const [head, ...rest] = words.get(mark).split("\n");
-    if (held) body.replaceChildren(held.content.cloneNode(true));
+    if (facts) body.replaceChildren(facts.content.cloneNode(true));
     else {
       body.replaceChildren(document.createElement("h2"), document.createElement("p"));
       body.firstChild.textContent = head;

@@ -107,9 +107,9 @@ def _samples(svg: Svg, layout: Layout) -> list[Sample]:
         (any(arrow.ready_y is not None for arrow in arrows), "ready, waits for a busy bus", down("wait")),
         (True, "idle", down("idle")),
     ]
-    found: list[Sample] = [(text, draw) for there, text, draw in samples if there]
+    drawn: list[Sample] = [(text, draw) for present, text, draw in samples if present]
     shade = next(iter(layout.columns.values())).shade
-    return found + phases(svg, shade) if layout.plan.words.training else found
+    return drawn + phases(svg, shade) if layout.plan.words.training else drawn
 
 
 def _chart(svg: Svg, layout: Layout) -> None:

@@ -79,12 +79,12 @@ def _count(lanes: dict[str, list[Card]]) -> int:
 
 def _adopted(cards: list[Card]) -> list[Card]:
     """Return the cards with those outside of modules, as sums of gradients in a backward, in the block before them."""
-    done: list[Card] = []
+    adopted: list[Card] = []
     for card in cards:
-        before = done[-1] if done else card
+        before = adopted[-1] if adopted else card
         alone = not card.block and card.module in ("", before.block) and card.phase == before.phase
-        done.append(replace(card, block=before.block) if alone else card)
-    return done
+        adopted.append(replace(card, block=before.block) if alone else card)
+    return adopted
 
 
 def titles(plan: Plan) -> list[tuple[str, str]]:
@@ -236,14 +236,14 @@ def _stack_row(row: list[list[Card]]) -> list[Card]:
     """Fold equal blocks of a row into stacks; a block that differs from the middle one stays separate."""
     busy = [sum(card.busy for card in group) for group in row]
     usual = median(busy)
-    done: list[Card] = []
+    folded: list[Card] = []
     for alike, pairs in groupby(zip(busy, row), key=lambda pair: abs(pair[0] - usual) <= _EQUAL * usual):
         groups = [group for _, group in pairs]
         if alike and len(groups) > 1:
-            done.append(_stacked(groups))
+            folded.append(_stacked(groups))
         else:
-            done += [card for group in groups for card in group]
-    return done
+            folded += [card for group in groups for card in group]
+    return folded
 
 
 def _stacked(groups: list[list[Card]]) -> Card:

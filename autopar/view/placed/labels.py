@@ -43,7 +43,7 @@ def box_labels(layout: Layout, box: Box) -> list[Label]:
     while ", " in second and design.width(second, 12) > right - left:
         second = second.rpartition(", ")[0]
     second = layout.names.fit(second, right - left, 12)
-    third = layout.names.fit(card.module, right - left, 12) if card.copies and box.h >= 56 else ""
+    third = layout.names.fit(card.module, right - left, 12) if card.copies and box.h >= 66 else ""
     fill = design.fill_of(layout.columns[card.device].shade, card.phase)
 
     def lines(middle: float) -> list[Label]:

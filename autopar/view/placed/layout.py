@@ -56,7 +56,7 @@ Gap: TypeAlias = tuple[Rect, float, str]
 
 @dataclass(frozen=True, slots=True)
 class Box(Rect):
-    """A placed card; one box for a cluster on several adjacent lanes."""
+    """A card with its place in pixels."""
 
     card: Card
     critical: bool

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from ...ir.display_names import PHASES
 from ...ir.plan import Plan
 from ...ir.timeline import Timeline
-from ...system.text import COLUMNS, counted, free, percent, seconds, size, table, wrapped
+from ...system.text import COLUMNS, counted, percent, percent_free, seconds, size, table, wrapped
 from .reasons import (
     baseline,
     best_of_each,
@@ -86,13 +86,13 @@ def explain(
     }
     if names and "all" not in names:
         policies = {name for each in plan.candidates for name in (each.policy, each.name)}
-        asked = ["candidates" if name in policies else name for name in names]
+        parts = ["candidates" if name in policies else name for name in names]
         shown = {
             name: by_name[name](None) or f"There are no {name} in this report."
-            for name in asked
+            for name in parts
             if name in by_name
         }
-        if others := [name for name in asked if name not in by_name]:
+        if others := [name for name in parts if name not in by_name]:
             shown["clusters"] = explain_clusters(plan, others)
         return Report("\n\n".join(shown.values()))
     most = None if names else _MOST_ROWS
@@ -137,14 +137,14 @@ def _clipped(lines: Sequence[str], most: int | None) -> str:
 def _costs(plan: Plan, timeline: Timeline | None, measured_single: float | None) -> str:
     """Return the seconds of a call, predicted beside measured, and the bytes it holds and moves."""
     single, graph, queued = baseline(plan), plan.costed.graph, plan.costed.machine.queued
-    measured, *said = _measured(plan, timeline, measured_single) if timeline else ("-",)
+    measured, *remarks = _measured(plan, timeline, measured_single) if timeline else ("-",)
     if single and plan.makespan:
-        said.append(faster(single[1] / plan.makespan))
+        remarks.append(faster(single[1] / plan.makespan))
     if queued and not timeline:
-        said.append("record() measures it")
+        remarks.append("record() measures it")
     rows = [
         ("", "predicted", "measured", ""),
-        ("one call", seconds(plan.makespan), measured, "; ".join(said)),
+        ("one call", seconds(plan.makespan), measured, "; ".join(remarks)),
     ]
     if single:
         strict = single == plan.best_single
@@ -227,7 +227,7 @@ def _devices(plan: Plan, timeline: Timeline | None, most: int | None) -> str:
 
     def left(name: str, cap: int | None) -> str:
         used = max(plan.peaks.get(name, 0), peaks.get(name, 0))
-        return "-" if cap is None else free(1 - used / cap) if cap else "0 %"
+        return "-" if cap is None else percent_free(1 - used / cap) if cap else "0 %"
 
     columns: list[tuple[str, Sequence[object]]] = [
         ("device", names),
@@ -281,12 +281,12 @@ def _candidates(plan: Plan) -> str:
     alone = {f"single {device}": took for device, took in plan.singles}
     rows = [("candidate", "predicted", "against chosen", "note")]
     for each in best_of_each(plan):
-        note, kept = each.note, alone.get(each.name)
+        note, moved = each.note, alone.get(each.name)
         if each.makespan is None:
             rows.append((each.name, "-", "-", note or "not feasible"))
             continue
-        if kept and abs(kept - each.makespan) > 1e-3 * kept:
-            note = "; ".join(filter(None, (note, f"{seconds(kept)} if the weights lived there")))
+        if moved and abs(moved - each.makespan) > 1e-3 * moved:
+            note = "; ".join(filter(None, (note, f"{seconds(moved)} if the weights lived there")))
         more = change(each.makespan / plan.makespan - 1 if plan.makespan else 0.0)
         rows.append((each.name, seconds(each.makespan), more, note))
     return table(rows, right=(1, 2), width=COLUMNS)

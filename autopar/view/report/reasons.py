@@ -11,7 +11,7 @@ from ...ir.display_names import common_module
 from ...ir.plan import Candidate, Choice, Plan, Reason
 from ...ir.timeline import Placed, Transfer
 from ...planner.what_if import changes
-from ...system.text import COLUMNS, meant, percent, printable, seconds, table, wrapped
+from ...system.text import COLUMNS, matching, percent, printable, seconds, table, wrapped
 
 _MOST_CHANGES = 6
 """Limit on the changes of hardware in a table."""
@@ -31,7 +31,7 @@ def explain_clusters(plan: Plan, names: Iterable[str]) -> str:
     known, chosen = _clusters_by_name(plan), dict[str, None]()
     for name in names:
         complaint = f"{name!r} is not a task of {plan.costed.graph.name!r}"
-        for match in meant(printable(name), known, complaint):
+        for match in matching(printable(name), known, complaint):
             chosen |= known[match]
     if not chosen:
         return "Nothing of this is computed in a call."
@@ -115,15 +115,15 @@ def choices(device: str, reason: Reason) -> list[tuple[Choice, str]]:
     cluster would end there: `+1.2 ms`, `−0.3 ms`."""
 
     def later(choice: Choice) -> str:
-        if choice is own or choice.end is None or own.end is None:
-            return "chosen" if choice is own else "-"
-        late = choice.end - own.end
-        if abs(late) <= 1e-9 * max(choice.end, own.end):
+        if choice is here or choice.end is None or here.end is None:
+            return "chosen" if choice is here else "-"
+        late = choice.end - here.end
+        if abs(late) <= 1e-9 * max(choice.end, here.end):
             return "0 s"
         return f"{'+' if late > 0 else '−'}{seconds(abs(late))}"
 
-    own, *others = sorted(reason.choices, key=lambda c: (c.device != device, c.end is None, c.end or 0.0))
-    return [(choice, later(choice)) for choice in (own, *others)]
+    here, *others = sorted(reason.choices, key=lambda c: (c.device != device, c.end is None, c.end or 0.0))
+    return [(choice, later(choice)) for choice in (here, *others)]
 
 
 def helps(plan: Plan, most: int | None = None) -> str:

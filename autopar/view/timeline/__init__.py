@@ -7,7 +7,7 @@ from functools import partial
 
 from ...ir.device import kind_of
 from ...ir.timeline import Memory, Timeline
-from ...system.text import free, percent, seconds, size
+from ...system.text import percent, percent_free, seconds, size
 from ..drawing import design
 from ..drawing.design import GRID, INK, PAPER, QUIET, Shade, shades
 from ..drawing.free_space import Point
@@ -131,7 +131,7 @@ def _lanes(chart: Chart, timeline: Timeline) -> float:
             name = _NAMES.get(queue, f"copy {queue}" if copies else f"compute {queue}")
             _name(chart, shade, "" if index else device, name, middle)
             planned_bars(chart, planned.get(lane, ()), shade, y + 5, above)
-            measured_bars(chart, real[lane], shade, y + tall - below - 7, below, hot, copies)
+            measured_bars(chart, real[lane], shade, y + tall - below - 7, below, hot)
             _share(chart, chart.right + 22, middle, busy[lane], shade.hue)
             _share(chart, chart.right + 110, middle, overlap[lane], "#8792A3")
             y += tall + 8
@@ -140,7 +140,7 @@ def _lanes(chart: Chart, timeline: Timeline) -> float:
 
 
 def _name(svg: Svg, shade: Shade, device: str, lane: str, middle: float) -> None:
-    """Draw the name of a lane at the left, below that of its device if given."""
+    """Draw the name of a lane at the left, below that of its device, if it has one."""
     if device:
         svg.swatch(shade, MARGIN, middle - 12, 24, 22)
         text = design.fit(device, LEFT - 12 - MARGIN - 32, 13, True)
@@ -208,7 +208,7 @@ def _memory_row(chart: Chart, memory: Memory, planned: Memory | None, y: float, 
     at_peak = chart.x(next(when for when, count in memory.steps if count == memory.peak))
     chart.circle(at_peak, level(memory.peak), 4.5, fill=PAPER, stroke=shade.hue, stroke_width=2)
     rows = [("peak", size(memory.peak)), ("cap", size(cap) if cap else "none")]
-    rows += [("free", free(1 - memory.peak / cap))] if cap else []
+    rows += [("free", percent_free(1 - memory.peak / cap))] if cap else []
     rows += [("planned", size(planned.peak))] if planned else []
     for index, (what, text) in enumerate(rows):
         chart.text(chart.right + 22, y + 18 + index * 21, what, 12, QUIET)

@@ -21,7 +21,6 @@ _PLAIN = 20
 """Number of spans of a compute lane above which the successive ones of one block of layers are one bar."""
 _NARROW, _NEAR = 40.0, 5.0
 """Pixels below which a bar joins its neighbour of the same block, and at most between the two."""
-_MOST_JOINED = 64
 
 
 class Chart(Svg):
@@ -92,26 +91,23 @@ def _bars(chart: Chart, spans: tuple[Span, ...]) -> list[_Bar]:
         if span.ready is not None:
             waits = max(chart.x(span.ready), last.right + 1 if last else LEFT)
             waits = waits if x - waits >= 3 else None
-        if last and waits is None and (_alike(last, span, x, w, whole) or _thin(last, x, w)):
+        if last and waits is None and _joins(last, span, x, w, whole):
             bars[-1] = _Bar(last.x, max(last.w, x + w - last.x), (*last.spans, span), last.waits)
         else:
             bars.append(_Bar(x, w, (span,), waits))
     return bars
 
 
-def _alike(last: _Bar, span: Span, x: float, w: float, whole: bool) -> bool:
-    """Return True if a span belongs to the block of the bar before it: with `whole` always, else if one is narrow.
-    Spans outside of modules, such as sums of gradients in a backward, belong to what is before them."""
-    first = last.spans[0]
+def _joins(last: _Bar, span: Span, x: float, w: float, whole: bool) -> bool:
+    """Return True if a span belongs to the block of the bar before it: with `whole` always, else if one is narrow; or
+    if it touches that bar and is below a pixel.
+
+    Spans outside of modules, such as sums of gradients in a backward, belong to what is before them.
+    """
+    first, gap = last.spans[0], x - last.right
     loose = span.kind == "compute" and not span.module and span.phase == first.phase
-    near = x - last.right <= _NEAR and (whole or min(last.w, w) < _NARROW)
-    return near and (loose or _unit(first) == _unit(span))
-
-
-def _thin(last: _Bar, x: float, w: float) -> bool:
-    """Return True if a span below a pixel touches others that are one bar."""
-    thin = w < 1.2 and (last.w < 1.2 or (last.w < 8 and len(last.spans) > 1))
-    return thin and x - last.right < 0.5 and len(last.spans) < _MOST_JOINED
+    alike = (whole or min(last.w, w) < _NARROW) and (loose or _unit(first) == _unit(span))
+    return (alike and gap <= _NEAR) or (gap < 0.5 and w < 1.2 and last.w < 8)
 
 
 def _unit(span: Span) -> tuple[str, str]:
@@ -144,27 +140,17 @@ def solid(svg: Svg, shade: Shade, x: float, y: float, w: float, h: float, phase:
 def planned_bars(chart: Chart, spans: tuple[Span, ...], shade: Shade, y: float, h: float) -> None:
     """Draw the predicted spans of a lane, `h` high from `y` down."""
     for bar in _bars(chart, spans):
-        if bar.w < 2.5:
-            chart.rect(bar.x, y, max(bar.w, 0.8), h, fill=shade.fill, stroke=shade.hue, stroke_width=0.6)
-        else:
-            pale(chart, shade, bar.x + 0.5, y, bar.w - 1, h, bar.spans[0].phase)
+        pale(chart, shade, bar.x + 0.5, y, max(bar.w - 1, 0.8), h, bar.spans[0].phase)
 
 
 def measured_bars(
-    chart: Chart,
-    spans: tuple[Span, ...],
-    shade: Shade,
-    y: float,
-    h: float,
-    hot: set[tuple[str, str]],
-    copies: bool,
+    chart: Chart, spans: tuple[Span, ...], shade: Shade, y: float, h: float, hot: set[tuple[str, str]]
 ) -> None:
     """Draw the spans of a lane, `h` high from `y` down; those in `hot`, by lane and name, are underlined in black."""
     base = y + h / 2 + 4
     bars = _bars(chart, spans)
     for bar, after in zip(bars, [*bars[1:], None]):
-        span = bar.spans[0]
-        title = bar.title
+        span, title = bar.spans[0], bar.title
         if bar.waits is not None:
             chart.rect(bar.waits, y + 2, bar.x - bar.waits - 1, h - 4, "wait box")
             wait = f"bus busy {seconds(span.start - (span.ready or 0.0))}"
@@ -184,7 +170,7 @@ def measured_bars(
         elif beside:
             chart.text(left + 7, base, beside, 11.5)
             left += 7 + design.width(beside, 11.5)
-        if after and not copies:
+        if after and span.kind == "compute":
             idle = seconds(after.spans[0].start - bar.spans[-1].end)
             _inside(chart, left, until, base, [f"idle {idle}", idle], QUIET)
 
