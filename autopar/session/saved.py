@@ -130,8 +130,7 @@ def _saved(
         raise CaptureError(
             "a call like the first one runs another program: save within the same contexts, such as autocast"
         )
-    own = {task.target for task in runs.tasks} & captured.calls.keys()
-    if own:
+    if own := {task.target for task in runs.tasks} & captured.calls.keys():
         raise CaptureError(f"a folder cannot hold functions of your own: {', '.join(sorted(own))}")
     leaves, tree = pytree.tree_flatten((args, kwargs))
     places = {id(leaf): at for at, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
