@@ -9,7 +9,7 @@ from typing import TypeAlias
 from ..errors import PlanError
 from ..ir.costed import CostedGraph
 from .candidates import Entry, Race
-from .lists.heft import heft, list_schedule, lookahead, urgent_first
+from .lists.heft import heft, list_schedule, lookahead, placed_first
 from .lists.memory_first import fill_devices, follow_data
 from .lists.single import is_single
 from .model.instance import Instance
@@ -124,5 +124,5 @@ def _placing(instance: Instance, devices: Mapping[str, str], name: str) -> Calla
                 )
             allowed[member] = (d,)
             by[member] = placed
-    order = urgent_first(instance, allowed=allowed)
+    order = placed_first(instance, allowed)
     return partial(list_schedule, policy=name, order=order, allowed=allowed)

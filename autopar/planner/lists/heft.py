@@ -265,11 +265,9 @@ class _Work:
         return in_order(instance, policy, clusters, moves)
 
 
-def urgent_first(
-    instance: Instance, copies: float = 1.0, allowed: Sequence[Sequence[int]] | None = None
-) -> list[int]:
+def urgent_first(instance: Instance, copies: float = 1.0) -> list[int]:
     """Return clusters by decreasing upward rank: seconds from the start of each to the end along its longest path,
-    averaged over its `allowed` devices, with transfers weighted by `copies`.
+    averaged over its devices, with transfers weighted by `copies`.
 
     Ties are in graph order, so the order is topological.
     """
@@ -283,8 +281,35 @@ def urgent_first(
             travel = latency + instance.bytes[v] * s_per_byte
             for later in instance.readers[v]:
                 longest = max(longest, rank[later] + travel)
-        seconds = [instance.seconds[r][d] for d in (allowed or instance.allowed)[r]]
+        seconds = [instance.seconds[r][d] for d in instance.allowed[r]]
         rank[r] = longest + sum(seconds) / len(seconds)
+    return sorted(range(instance.clusters), key=lambda r: (-rank[r], r))
+
+
+def placed_first(instance: Instance, allowed: Sequence[Sequence[int]]) -> list[int]:
+    """Return clusters by decreasing upward rank, where the devices of many are known.
+
+    Each cluster counts its `allowed` devices by their lanes and their speed for it, which approximates its likely
+    device, and a transfer by the likelihood that it leaves its device. Ties are in graph order, so the order is
+    topological.
+    """
+    shares = [_shares(instance, r, allowed[r]) for r in range(instance.clusters)]
+    latency, s_per_byte = (_typical(instance, times) for times in (instance.latency, instance.s_per_byte))
+    rank = [0.0] * instance.clusters
+    for r in reversed(range(instance.clusters)):
+        own = sum(share * s for share, s in zip(shares[r], instance.seconds[r]) if share)
+        longest = max((rank[later] for later in instance.after[r]), default=0.0)
+        for v in instance.makes[r]:
+            travel = latency + instance.bytes[v] * s_per_byte
+            for later in instance.readers[v]:
+                apart = 1.0 - sum(a * b for a, b in zip(shares[r], shares[later]))
+                longest = max(longest, rank[later] + apart * travel)
+            for target in instance.deliver[v]:
+                longest = max(longest, (1.0 - shares[r][target]) * travel)
+            for holder in instance.carry[v]:
+                apart = 1.0 - sum(a * b for a, b in zip(shares[r], shares[holder]))
+                longest = max(longest, apart * travel)
+        rank[r] = own + longest
     return sorted(range(instance.clusters), key=lambda r: (-rank[r], r))
 
 
@@ -297,6 +322,17 @@ def cost_to_go(instance: Instance) -> list[list[float]]:
     tail = tails(instance)
     seconds: list[list[float]] = np.where(np.isfinite(tail), tail, 0.0).tolist()
     return seconds
+
+
+def _shares(instance: Instance, cluster: int, allowed: Sequence[int]) -> list[float]:
+    raw = [0.0] * len(instance.devices)
+    fastest = min(instance.seconds[cluster][d] for d in allowed)
+    for d in allowed:
+        seconds = instance.seconds[cluster][d]
+        speed = fastest / seconds if seconds > 0 else 1.0
+        raw[d] = speed * instance.widths[d]
+    total = sum(raw) or 1.0
+    return [share / total for share in raw]
 
 
 def _typical(instance: Instance, matrix: list[list[float]]) -> float:
