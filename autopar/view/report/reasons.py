@@ -31,7 +31,9 @@ def explain_clusters(plan: Plan, names: Iterable[str]) -> str:
     known, chosen = _clusters_by_name(plan), dict[str, None]()
     for name in names:
         complaint = f"{name!r} is not a task of {plan.costed.graph.name!r}"
-        for match in matching(printable(name), known, complaint):
+        # As a report shows it, or as it is: a plan with control characters in names shows backslashes twice.
+        escaped = printable(name.replace("\\", r"\\"))
+        for match in matching(escaped if escaped in known else printable(name), known, complaint):
             chosen |= known[match]
     if not chosen:
         return "Nothing of this is computed in a call."
