@@ -181,7 +181,7 @@ def no_graph(name: str, error: TorchDynamoException, instead: str) -> CaptureErr
     text = str(error)
     where = _at([*(getattr(error, "real_stack", None) or ())])
     for kind, own in _FAILS:
-        if kind in text:
+        if kind in text and "register_fake" not in text:
             found = own.search(text)
             what = str(error.__cause__ or "") if "bind" in kind else found.group(1) if found else ""
             return CaptureError(

@@ -24,7 +24,7 @@ from .floats import Numbers
 from .refusals import Untraceable, as_code
 from .source_locations import at_line, located, name_modules, origins, path_of
 from .symbols import OPEN, is_open, symbols_in, symbols_of
-from .torch_private import enables_grad, memory, pytree
+from .torch_private import enables_grad, holds_for, memory, pytree
 from .tracing import live, through, trace
 
 Slot: TypeAlias = tuple[str, dict[str, Any], str]
@@ -270,8 +270,19 @@ class Region:
         return {self.places[at].path: args[at] for at, _, _ in self.state_at if args[at].requires_grad}
 
     def generalizes(self, other: Region) -> bool:
-        """Return True if this is the graph of `other` captured anew, with sizes open that `other` fixes."""
-        return len(self.places) > len(other.places) and self._kind == other._kind
+        """Return True if this is the graph of `other` captured anew, with sizes open that `other` fixes, and that
+        serves these sizes too: a length of 0 or 1 stays a graph of its own."""
+        if len(self.places) <= len(other.places) or self._kind != other._kind:
+            return False
+        fakes = {place.source: place.fake for place in other.places}
+        lengths: dict[Any, int] = {}
+        size: Any = None
+        for place in self.places:
+            if isinstance(place.fake, torch.Tensor) and isinstance(fakes.get(place.source), torch.Tensor):
+                for extent, length in zip(place.fake.shape, fakes[place.source].shape):
+                    if isinstance(extent, OPEN) and extent.node.expr.is_Symbol and isinstance(length, int):
+                        size, lengths[extent.node.expr] = extent, length
+        return not lengths or holds_for(size, lengths)
 
     @property
     def _kind(self) -> tuple[Any, ...]:

@@ -7,7 +7,7 @@ import functools
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
@@ -63,6 +63,16 @@ def conditions_of(size: Any) -> list[str]:
     # Symbols that must be equal are replaced by one of them.
     conditions = (str(env.replace(guard.expr)) for guard in env.guards)
     return [each for each in dict.fromkeys([*limits, *conditions]) if each != "True"]
+
+
+def holds_for(size: Any, lengths: Mapping[Any, int]) -> bool:
+    """Return True if what a capture takes for granted of its sizes, of which `size` is one, can be so for the lengths
+    of some symbols."""
+    env = size.node.shape_env
+    ranges = ((lengths.get(name), own) for name, own in env.var_to_range.items())
+    if any(length is not None and not own.lower <= length <= own.upper for length, own in ranges):
+        return False
+    return all(env.replace(guard.expr).xreplace(dict(lengths)) != False for guard in env.guards)  # noqa: E712
 
 
 INFERENCE_MODE = (grad_mode._enter_inference_mode, grad_mode._exit_inference_mode)

@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
     )  # fmt: skip
     parser.add_argument(
         "--timeline", type=Path, metavar="FILE", action="append", default=[],
-        help="write the planned timeline: .html .svg .png, or .json .json.gz for Perfetto",
+        help="write the planned timeline: .html .svg .png .pdf, or .json .json.gz for Perfetto",
     )  # fmt: skip
     parser.add_argument(
         "--explain", metavar="TASK", nargs="?", const="", action="append", default=[],

@@ -74,10 +74,12 @@ def best_plan(graph: Graph, price: Price, options: Options) -> Plan:
     try:
         return planned(graph)
     except MemoryCapError as error:
+        refusals = [error]
         for budget in BUDGETS:
             try:
                 plan = planned(recomputed(graph, budget))
-            except MemoryCapError:
+            except MemoryCapError as refusal:
+                refusals.append(refusal)
                 continue
             log.info(
                 "%s: %s of the saved bytes stay saved, the rest is computed again",
@@ -85,7 +87,7 @@ def best_plan(graph: Graph, price: Price, options: Options) -> Plan:
                 percent(budget),
             )
             return plan
-        raise error
+        raise min(refusals, key=lambda refusal: sum(refusal.needs.values()) or math.inf) from None
 
 
 class _Race:

@@ -96,7 +96,7 @@ class CompiledGraph:
         self.session.calls += 1
         if self.written or self.region.aliases_mutated(args):
             return self.session.plain(self, args)
-        if self.region.rebound or not self._fits(args):
+        if self.region.rebound or self.region.held or not self._fits(args):
             return self._rebound(args)
         return self._placed(args)
 

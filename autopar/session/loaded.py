@@ -18,9 +18,9 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 from torch.compiler import is_dynamo_compiling
-from torch.utils import _pytree as pytree
 
 from ..capture.captured import Captured, restore_strides
+from ..capture.torch_private import memory, pytree
 from ..costs.calibrate import threads
 from ..costs.detect import accelerators
 from ..errors import AutoparError, CaptureError
@@ -222,6 +222,8 @@ class _Bound:
         self._lock = lock if captured.stateful else nullcontext()
         self._state, self._inputs, self._kind = state, saved.inputs, home.type
         self._same = [(at, state.get(name), name) for at, name in saved.same]
+        self._changed = [at for name, at in zip(graph.inputs, saved.inputs) if name in graph.mutated]
+        self._changed_state = [state[name] for name in state.keys() & graph.mutated]
         self._strides, self._dense = saved.strides if any(saved.strides) else (), False
         for name in saved.modules:
             import_module(name)
@@ -250,8 +252,23 @@ class _Bound:
         other._strides, other._dense = (), bool(self._strides)
         return other
 
+    def _require_memory_of_its_own(self, leaves: Sequence[Any]) -> None:
+        """Raise AutoparError if a tensor that the model changes in place shares its memory with another of the call."""
+        keys = [memory(leaves[at]) for at in self._inputs]
+        state = {memory(owner[key]) for owner, key in self._state.values()}
+        changed = [memory(leaves[at]) for at in self._changed]
+        if any(keys.count(key) > 1 or key in state for key in changed) or any(
+            memory(owner[key]) in keys for owner, key in self._changed_state
+        ):
+            raise AutoparError(
+                "a tensor that the model changes in place shares its memory with another argument or with a buffer; "
+                "pass a copy, x.clone()"
+            )
+
     def __call__(self, leaves: Sequence[Any]) -> Any:
         """Return the output of a call."""
+        if self._changed or self._changed_state:
+            self._require_memory_of_its_own(leaves)
         with self._lock:
             outputs = self.executor([leaves[at] for at in self._inputs])
         if self._strides:

@@ -158,7 +158,7 @@ class _Propagation:
         """Return the storage of an output, by the call or else by the capture.
 
         Captured views follow the schema and may be copies. Lifetimes are correct either way (`lower`, and
-        `runtime.lanes.host.apart` if a call shares memory after all).
+        `runtime.lanes.host.clone_aliased` if a call shares memory after all).
         """
         value, reads = self.graph.value[task.outputs[index]], task.inputs
         memory = None if outputs is None else outputs[index].memory

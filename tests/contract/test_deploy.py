@@ -191,6 +191,39 @@ def test_classes_of_outputs_equal_lengths_and_switches_within_a_call(tmp_path):
         saved(x, mask=mask[:1])
 
 
+class Changes(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x * y
+
+
+@torch.no_grad()
+def test_a_change_in_place_is_refused_where_it_would_reach_another_argument(tmp_path):
+    fast = autopar.compile(Changes(), ["cpu"])
+    fast(torch.ones(4), torch.ones(4))
+    fast.save(tmp_path / "changes")
+    loaded = autopar.load(tmp_path / "changes")
+    assert torch.equal(loaded(torch.ones(4), torch.ones(4)), torch.full((4,), 2.0))
+    both = torch.ones(6)
+    for pair in ((both[:4], both[:4]), (both[:4], both[2:])):
+        with pytest.raises(autopar.AutoparError, match="changes in place shares its memory"):
+            loaded(*pair)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rows", [(1, 8), (8, 1, 4), (0, 8)])
+def test_a_size_that_an_open_one_does_not_cover_is_saved_too(rows, tmp_path):
+    plain = nn.Linear(5, 3)
+    fast = autopar.compile(plain, ["cpu"])
+    for number in rows:
+        fast.prepare(torch.randn(number, 5))
+    fast.save(tmp_path / "rows")
+    loaded = autopar.load(tmp_path / "rows")
+    for number in (*rows, 5):
+        x = torch.randn(number, 5)
+        assert torch.equal(loaded(x), plain(x))
+
+
 def test_saving_leaves_the_state_of_the_model(tmp_path):
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).requires_grad_(False)
     fast = autopar.compile(model, ["cpu"])
