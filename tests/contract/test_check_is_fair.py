@@ -76,6 +76,28 @@ def test_a_gradient_that_is_zero_but_for_rounding(stepped: bool):
         assert all(torch.isfinite(weight).all() for weight in model.parameters())
 
 
+class Counts(nn.Module):
+    """Its integers are others when it is captured; `rounded`: other ones follow from floats, as an argmax does."""
+
+    def __init__(self, rounded: bool, step: int) -> None:
+        super().__init__()
+        self.rounded, self.step = rounded, step
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        counts = torch.arange(4) + (self.step if torch.compiler.is_compiling() else 0)
+        return counts, x.argmax(-1) if self.rounded else x * 2
+
+
+@torch.no_grad()
+def test_integers_that_no_rounding_explains_are_compared():
+    x = torch.randn(3, 5)
+    with pytest.raises(autopar.DifferenceError, match="output 0 is not the model's"):
+        autopar.compile(Counts(False, 1), ["cpu"])(x)
+    for rounded in (False, True):
+        model = Counts(rounded, 0)
+        assert all(map(torch.equal, autopar.compile(model, ["cpu"])(x), model(x)))
+
+
 class Changing(nn.Module):
     """Its plain form changes, `times` times, as if another thread did while the first check runs it."""
 
